@@ -12,10 +12,10 @@ from typing import Final
 __all__ = ["REST_SECONDS_MAX", "SourceRest"]
 
 REST_SECONDS_MAX: Final = 0.012
+REST_SECONDS_MIN: Final = 0.003
+"""A shorter one is not worth it: a thread that sleeps may get its processor back so much later."""
 RESTS_PER_DELAY: Final = 32
 """How much longer a rest may be than the thread waits for a processor each time that it reads."""
-DELAY_SECONDS_MIN: Final = 0.0001
-"""A thread that waits less is not short of one."""
 CONSUMER_ROWS: Final = 4
 """A rest is no longer than it takes until each consumer gets so many rows; more together save little."""
 REST_ROWS_MIN: Final = 4
@@ -24,7 +24,7 @@ READ_ROWS_MAX: Final = 64
 """A source that gives more at once needs no rest."""
 PLAIN_SECONDS: Final = 0.008
 PLAIN_ROWS: Final = 8
-RESTED_SECONDS: Final = 1.0
+RESTED_SECONDS: Final = 2.0
 """To see what comes without rests, they are left out for so long, and until so many rows have come, after so
 long."""
 PAYS_SECONDS: Final = 0.05
@@ -52,6 +52,8 @@ class SourceRest:
         self._wanted_rows = CONSUMER_ROWS * consumers
         self._rate = self._at_once = 0.0
         """Rows a second, and at each read, without rests."""
+        self._delay = 0.0
+        """How long the thread waits for a processor at each of them, at worst of late."""
         self._measures = True
         """They are measured; else rests are only left out."""
         self._refused = PLAIN_SECONDS
@@ -89,7 +91,8 @@ class SourceRest:
             self._measures = True
         else:
             self._rate, self._at_once = self._rows / max(now - self._since, 1e-6), self._rows / self._reads
-            self.seconds = self._wanted((waited - self._waited) / self._reads)
+            self._delay = max((waited - self._waited) / self._reads, self._delay / 2)
+            self.seconds = self._wanted()
             lasts = RESTED_SECONDS if self.seconds else PLAIN_SECONDS
         self._until = now + lasts
         self._begin(now, waited)
@@ -102,10 +105,8 @@ class SourceRest:
     def _expected(self, since: float, now: float) -> float:
         return self._rate * (now - since)
 
-    def _wanted(self, delay: float) -> float:
-        """How long a rest should be if the thread waits so long for a processor at each read."""
-        seconds = min(REST_SECONDS_MAX, RESTS_PER_DELAY * delay, self._wanted_rows / self._rate)
-        few = self._at_once <= READ_ROWS_MAX
-        return (
-            seconds if few and delay >= DELAY_SECONDS_MIN and self._rate * seconds >= REST_ROWS_MIN else 0.0
-        )
+    def _wanted(self) -> float:
+        """How long a rest should be."""
+        seconds = min(REST_SECONDS_MAX, RESTS_PER_DELAY * self._delay, self._wanted_rows / self._rate)
+        pays = seconds >= REST_SECONDS_MIN and self._rate * seconds >= REST_ROWS_MIN
+        return seconds if pays and self._at_once <= READ_ROWS_MAX else 0.0

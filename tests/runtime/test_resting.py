@@ -113,8 +113,9 @@ def test_a_source_whose_consumers_are_slow_is_not_held_up(rows: int) -> None:
 
 
 def test_it_rests_until_each_consumer_gets_a_few_rows() -> None:
-    few, many = (Simulated(paced(10_000), consumers=each) for each in (2, 64))
-    assert 0.0004 < few.longest < 0.0012
+    two, twelve, many = (Simulated(paced(10_000), consumers=each) for each in (2, 12, 64))
+    assert two.longest == 0.0, "that would be too short"
+    assert 0.004 < twelve.longest < 0.006
     assert many.longest == REST_SECONDS_MAX
 
 
