@@ -232,8 +232,8 @@ def _verify(body: bytes, found: dict[str, str], where: str, secret: bytes) -> No
     if not secret:
         if found["signed_by"]:
             raise UntrustedSnapshot(
-                f"{where} is signed, and there is no secret here to verify it with: name the "
-                f"secret of its cluster with --secret-file (secret_file=), or, {fix}"
+                f"{where} is signed, and there is no secret here to verify it with: name its cluster with "
+                f"--cluster NAME, or the file of the secret with --secret-file (secret_file=), or, {fix}"
             )
         return
     if not found["signed_by"]:

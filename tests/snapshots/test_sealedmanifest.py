@@ -75,7 +75,7 @@ def changed(manifest: SnapshotManifest, secret: bytes) -> bytes:
             "another secret: another cluster wrote it, or this one had another secret",
         ),
         (seal(FULL, b""), SECRET, "is not signed: a cluster without a secret wrote it"),
-        (seal(FULL, SECRET), b"", "there is no secret here to verify it with"),
+        (seal(FULL, SECRET), b"", "no secret here to verify it with: name its cluster with --cluster NAME"),
         (changed(FULL, SECRET), SECRET, "was changed after it was signed"),
     ],
 )

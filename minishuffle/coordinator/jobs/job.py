@@ -1298,6 +1298,8 @@ class Job:
         """The end of its attempt is no longer awaited."""
         self.cancellations.ended(task.key)
         task.ended(change.to)
+        if self.savepoint.phase == "stopping":
+            task.hold_nothing()
         self.recoveries.moved(task.key, change.to, change.at)
 
     def _interrupt(self, task: Subtask, change: _Change) -> None:

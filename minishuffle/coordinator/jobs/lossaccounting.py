@@ -91,8 +91,8 @@ class AttemptRecord(Record):
     """Consumers for which the next attempt repeats the rows of this one: all that still have to read them, or
     only a part of these. See :mod:`~minishuffle.coordinator.jobs.consumption`."""
     moved: bool = False
-    """It had processed all rows sent to it when it ended, and the next attempt has its state: it held nothing
-    that is lost."""
+    """It had processed all rows sent to it when it ended, and its state is with the next attempt, or in the
+    savepoint behind which the job stops: it held nothing that is lost."""
 
     @property
     def key(self) -> TaskKey:
@@ -134,6 +134,10 @@ class AttemptRecord(Record):
     def passed_on(self, most: int | None) -> None:
         """Set ``passed_on_max``."""
         self.passed_on_max = most
+
+    def hold_nothing(self) -> None:
+        """Set ``moved``: nothing that it holds is lost by its end."""
+        self.moved = True
 
     def lose_state(self) -> None:
         """The state that it kept for the next attempt is lost."""

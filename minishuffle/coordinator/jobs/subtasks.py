@@ -146,7 +146,8 @@ class Subtask(AttemptRecord):
 
     def keep_state(self, size: int) -> None:
         """Its attempt ended at the barrier of a move, and keeps ``size`` bytes of state."""
-        self.moved, self.state_bytes = True, size
+        self.hold_nothing()
+        self.state_bytes = size
 
     def drop_state(self) -> None:
         """The state kept for it was read, or is lost."""

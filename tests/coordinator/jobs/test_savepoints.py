@@ -9,6 +9,7 @@ import pytest
 
 from minishuffle.coordinator.instructions import CoordinatorStep, ReadSnapshot, WorkInFolder
 from minishuffle.coordinator.jobs.savepoints import FETCH_SECONDS, FolderWork, never_saved
+from minishuffle.counters import TaskCounters
 from minishuffle.errors import StorageUnavailable, UsageError
 from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import Edge, JobGraph, Vertex
@@ -134,6 +135,25 @@ def test_whatever_ends_it_leaves_no_manifest_and_a_job_that_runs(
     if at == "committing":  # That was too late.
         cluster.do(cluster.state.folder_ready(committing, None, cluster.now))
         assert end(cluster, job) == (phase, problem)
+
+
+def test_what_a_stopped_job_held_is_in_its_savepoint_and_not_lost(
+    cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork]
+) -> None:
+    begin(cluster, pair, job, work, stop=True)
+    cluster.stand_all(job)
+    take(cluster, pair, job)
+    tell(cluster, pair, job, StateWritten)
+    cluster.do(cluster.state.folder_ready(work[-1], None, cluster.now))
+    counters = TaskCounters(records_in=70, rows_done=70, state_rows=4)
+    cluster.report_all(job, "canceled", counters=counters)
+    info = cluster.show(job)
+    assert (info.state, info.state_rows_lost, info.rows_dropped, info.rows_in_flight) == (
+        "canceled",
+        0,
+        {},
+        0,
+    )
 
 
 def test_rows_that_nobody_has_fetched_are_waited_for_and_then_refused(
