@@ -50,8 +50,9 @@ def resumptions_of(
             continue
         source = next((each.id for each in states if each.kind == "source"), None)
         others = [each for each in states if each.kind != "source"]
-        all_ended = bool(others) and all(where[each.id] in ended for each in states)
         splits = {} if source is None else manifest.positions.get(source, {})
+        # A source that has ended knows by its splits, and reads those that are new.
+        all_ended = bool(others or not splits) and all(where[each.id] in ended for each in states)
         for index in range(vertex.parallelism):
             found[number, index] = Resumption(
                 positions=pack_positions(_dealt(splits, index, vertex.parallelism)),

@@ -82,6 +82,8 @@ class SavepointRecord(Record):
     token: str = ""
     """The id that its client gave it."""
     folder: str = ""
+    is_made: bool = False
+    """The folder is there, and is this savepoint's."""
     stops: bool = False
     """The job is to be stopped behind it."""
     holds: bool = False
@@ -142,7 +144,7 @@ class JobSavepoint(SavepointRecord):
     def begin(self, job: str, folder: str, *, token: str, stops: bool, at: float, seconds: float) -> None:
         """A client asks for a savepoint, within ``seconds``."""
         self.phase, self.number, self.token, self.folder = "checking", self.number + 1, token, folder
-        self.stops, self.holds, self.problem = stops, False, ""
+        self.is_made, self.stops, self.holds, self.problem = False, stops, False, ""
         self.began, self.until, self.bytes, self.seconds, self.stood = at, at + seconds, 0, 0.0, 0.0
         self._forget()
         self.work.append(FolderWork(job, self.number, folder, "prepare", self._content(job)))
@@ -156,6 +158,7 @@ class JobSavepoint(SavepointRecord):
 
     def prepared(self, workers: Iterable[int]) -> None:
         """The file is in the folder: have these workers look for it."""
+        self.is_made = True
         self._unchecked.update(workers)
         self._unsent.update(self._unchecked)
 
@@ -233,8 +236,9 @@ class JobSavepoint(SavepointRecord):
         self.phase = "none"
 
     def fail(self, job: str, problem: str) -> None:
-        """It does not come to its end."""
-        self.work.append(FolderWork(job, self.number, self.folder, "discard"))
+        """It does not come to its end. A folder that it has not made is left as it is."""
+        if self.is_made:
+            self.work.append(FolderWork(job, self.number, self.folder, "discard"))
         self.phase, self.problem = "none", problem
         self._forget()
 
@@ -251,8 +255,9 @@ class JobSavepoint(SavepointRecord):
     def overdue(self, tasks: Mapping[TaskKey, Subtask]) -> str:
         """Why it fails at its deadline."""
         within = f"within {self.until - self.began:g} s (savepoint_timeout)"
-        if self.phase == "aligning":
-            return f"the job did not stand {within}"
+        if self.phase in ("checking", "aligning"):
+            what = "the folder was not made" if self.phase == "checking" else "the job did not stand"
+            return f"{what} {within}"
         if self._unchecked:
             workers = ", ".join(map(str, sorted(self._unchecked)))
             return f"worker {workers} did not look for {self.folder} {within}"

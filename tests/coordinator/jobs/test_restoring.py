@@ -107,11 +107,14 @@ def test_state_that_is_dropped_is_taken_by_nobody(name: str) -> None:
 
 
 def test_tasks_that_had_ended_give_their_end_and_nothing_else() -> None:
-    """A source knows by its splits, and reads those that are new."""
+    """A source knows by its splits, and reads those that are new; one that reports none, as nothing of its
+    job restarts, has ended."""
     found = resumptions_of(graph(), manifest(counts="ended", reads="ended"), message())
     assert [found[1, index].has_ended for index in (0, 1)] == [True, True]
     assert found[1, 0].restoration is None
     assert not found[0, 0].has_ended
+    found = resumptions_of(graph(), manifest(counts="ended", reads="ended", read={}), message())
+    assert found[0, 0].has_ended
 
 
 def test_a_side_that_is_read_to_its_end_first_runs_from_its_beginning() -> None:
