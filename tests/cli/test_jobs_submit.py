@@ -83,6 +83,7 @@ def test_describe_needs_no_cluster_and_checks_settings(run: Run) -> None:
         (["keyby", "--set", "floating_buffers_per_gate=0"], "Input should be greater than or equal to 1"),
         (["keyby", "--set", f"buffers_per_channel={10**20}"], "Input should be less than or equal to"),
         (["wordcount", "--set", "files=/absent/file.txt"], "/absent/file.txt"),
+        (["keyby", "--drop-state", "count"], "--drop-state and --trust-snapshot go with --from PATH"),
         (["keyby"], "there is no secret at"),
     ],
 )

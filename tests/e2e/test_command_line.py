@@ -243,10 +243,16 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
     submitted = shell.json("submit", "keyby", "--name", "endless", "--set", "rate=1000")
     check_that_a_pair_has_one_connection(shell)
     check_that_signals_cancel(shell)
+    saved = shell.json("jobs", "savepoint", submitted["job"])
+    assert saved["bytes"] and Path(saved["path"]).parent == shell.state / "snapshots"
+    restored = shell.json("submit", "keyby", "--name", "restored", "--from", saved["path"])
+    assert "restored: from savepoint" in shell.run("jobs", "events", restored["job"])[0]
+    assert shell.json("jobs", "cancel", restored["job"])["state"] == "canceled"
     cancelled = shell.json("jobs", "cancel", submitted["job"])
     assert cancelled["state"] == "canceled"
     states = {job["name"]: job["state"] for job in shell.json("jobs", "list")["jobs"]}
-    ended = {"own.py:fine": "finished", "own.py:broken": "failed", "endless": "canceled"}
+    ended = {"own.py:fine": "finished", "own.py:broken": "failed"}
+    ended |= {"endless": "canceled", "restored": "canceled"}
     assert states == ended | {"SIGINT": "canceled", "SIGTERM": "canceled"}
     counted = shell.json("submit", "keyby", "--set", "records=1000", "--set", "rate=100000", "--wait")
     assert sum(sink["value"] for sink in counted["results"]) >= 1000
