@@ -27,9 +27,10 @@ Vector: TypeAlias = "np.ndarray[Any, Any]"
 
 FIRST_ROWS: Final = 16_384
 FIRST_BLOCK_ROWS: Final = 16
-BLOCK_ROWS: Final = 256
+BLOCK_ROWS: Final = 1_024
 """Columns are dealt out by so many rows in turn, but the first of them, ``FIRST_ROWS``, by fewer: a short
-table is to keep all consumers busy, and a long one is not to be cut up finely."""
+table is to keep all consumers busy, and a long one is not to be cut up finely. ``FIRST_ROWS``
+is a multiple of both."""
 OWN_PIECE_ROWS_MIN: Final = 8_192
 """Rows of a piece, on the average, that has memory of its own: each gather costs microseconds a column."""
 FEW_ROWS: Final = 8

@@ -17,7 +17,7 @@ from minishuffle.exchange import partitioner as partitioner_module
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import unpinned
 from minishuffle.exchange.keys import destination, stable_hash
-from minishuffle.exchange.partitioner import OWN_PIECE_ROWS_MIN, Partitioner
+from minishuffle.exchange.partitioner import BLOCK_ROWS, OWN_PIECE_ROWS_MIN, Partitioner
 from support.batches import as_batch
 
 
@@ -210,7 +210,7 @@ def test_short_tables_keep_all_consumers_busy_and_long_ones_are_not_cut_finely()
     for _ in range(3):
         pieces = list(partitioner.split(Batch(pa.record_batch({"v": np.arange(65_536)}))))
         assert len(pieces) == 4 and sum(len(piece) for _, piece in pieces) == 65_536
-        assert max(len(piece) for _, piece in pieces) - min(len(piece) for _, piece in pieces) <= 256
+        assert max(len(piece) for _, piece in pieces) - min(len(piece) for _, piece in pieces) <= BLOCK_ROWS
 
 
 @given(
@@ -222,11 +222,11 @@ def test_short_tables_keep_all_consumers_busy_and_long_ones_are_not_cut_finely()
 def test_a_row_goes_to_the_same_consumer_whatever_batches_rows_come_in(
     one: list[int], other: list[int], consumers: int, columns: bool
 ) -> None:
-    """The running number decides; here the blocks become longer behind 512 rows."""
+    """The running number decides; here the blocks become longer behind the first long one."""
     rows = min(sum(one), sum(other))
     dealt = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partitioner_module, "FIRST_ROWS", 512)
+        patch.setattr(partitioner_module, "FIRST_ROWS", BLOCK_ROWS)
         for sizes in (one, other):
             partitioner, begin, pieces = Partitioner("rebalance", consumers, None, None, 1), 0, []
             for size in [*sizes, 0]:
@@ -242,7 +242,7 @@ def test_a_row_goes_to_the_same_consumer_whatever_batches_rows_come_in(
     )
     assert all(each == sorted(each) for each in dealt[0].values())
     counts = [len(dealt[0].get(position, ())) for position in range(consumers)]
-    assert max(counts) - min(counts) <= (256 if columns else 1)
+    assert max(counts) - min(counts) <= (BLOCK_ROWS if columns else 1)
 
 
 def test_every_format_is_dealt_out() -> None:
