@@ -60,7 +60,7 @@ TERM = 7
 WALL = 1_000_000.0
 CLIENT = 1_000
 """Link number of the client."""
-OF_JOBS = ("graph", "job", "task", "past", "event", "file")
+OF_JOBS = ("graph", "job", "task", "positions", "past", "event", "file")
 """Kinds of records."""
 
 

@@ -516,7 +516,7 @@ class CoordinatorTranscript(Transcript):
         groups: dict[tuple[str, str], list[str]] = {}
         for (kind, name), record in sorted(changes.items(), key=_natural):
             job, _, rest = name.partition("/")
-            if kind in ("task", "counts", "past"):
+            if kind in ("task", "positions", "counts", "past"):
                 operator, index = map(int, rest.split("/"))
                 shown = f"{self.words.vertices[job][operator]}[{index}]"
             elif kind == "event" and record is not None:

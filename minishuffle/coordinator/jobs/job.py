@@ -163,7 +163,6 @@ class TaskRecord(Record):
     """Time of detection of the failure from which it recovers."""
     failures: FailuresRecord | None
     deaths: TaskDeaths | None = None
-    source: PositionsRecord | None
     ends: EndsRecord = ()
 
 
@@ -259,15 +258,14 @@ class Job:
         )
 
     def task_record(self, key: TaskKey) -> TaskRecord:
-        """For the journal: a subtask without the counts of a running attempt, and without replaced
-        attempts."""
+        """For the journal: a subtask without the counts of a running attempt, the positions of its source,
+        and replaced attempts."""
         return TaskRecord(
             task=self.subtasks[key].record(),
             due=self.timers.record(key),
             recovery=self.recoveries.record(key),
             failures=self._failures.record(key),
             deaths=self.deaths.record(key),
-            source=self.progress.sources.record(*key),
             ends=self.ends.record(key),
         )
 
@@ -277,6 +275,7 @@ class Job:
         tasks: Mapping[TaskKey, TaskRecord],
         counts: Mapping[TaskKey, CountsRecord],
         past: Mapping[TaskKey, PastRecord],
+        positions: Mapping[TaskKey, PositionsRecord],
     ) -> None:
         """Restore a new job from its records; its history and manifest are restored separately."""
         self.state, self.ended_at, self.released = record.state, record.ended_at, record.released
@@ -291,12 +290,13 @@ class Job:
         self.subtasks.recall({key: each.task for key, each in tasks.items()}, counts)
         for key, each in tasks.items():
             self._recall_task(key, each)
+        for key, source in positions.items():
+            self.progress.sources.recall(*key, source)
         self.stop_sent = self.stopping
         self.cancellations.recall(record.strategy, record.regions, record.replays, record.drained)
         self.stages.recall(record.stages, self.subtasks)
 
     def _recall_task(self, key: TaskKey, record: TaskRecord) -> None:
-        self.progress.sources.recall(*key, record.source)
         self.ends.recall(key, record.ends, record.task.round)
         self.recoveries.recall(key, record.recovery)
         self.deaths.recall(key, record.deaths)

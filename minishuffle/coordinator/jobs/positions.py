@@ -93,11 +93,10 @@ class SourceProgress:
             return None
         return PositionsRecord(subtask.reported_at, pack_positions(subtask.splits.values()), subtask.began)
 
-    def recall(self, operator: int, index: int, record: PositionsRecord | None) -> None:
+    def recall(self, operator: int, index: int, record: PositionsRecord) -> None:
         """Restore a subtask from its record."""
-        if record is not None:
-            splits = {entry.split: entry for entry in unpack_positions(record.splits)}
-            self._subtasks[operator, index] = _Subtask(record.at, splits, record.began)
+        splits = {entry.split: entry for entry in unpack_positions(record.splits)}
+        self._subtasks[operator, index] = _Subtask(record.at, splits, record.began)
 
     def rows_made(self, operator: int, index: int) -> int:
         """Rows that the current attempt may have emitted, its leases included, or skipped."""

@@ -10,7 +10,8 @@ A record has a kind and a name, and replaces the previous record of this kind an
 ``graph`` JOB         a job as it was submitted, with its pickled functions until it has ended
 ``job`` JOB           the job's state, placement, restarts, causes, and totals of its losses
 ``task`` JOB/OP/I     a subtask and its current attempt, the time of its next attempt and the start of its
-                      recovery, its failures, its counted deaths, its positions, and the ends it has read
+                      recovery, its failures, its counted deaths, and the ends it has read
+``positions`` J/OP/I  the positions of a source's subtask
 ``counts`` JOB/OP/I   the counters and traffic of a running attempt, at most a few seconds old
 ``past`` JOB/OP/I     the replaced attempts of the subtask
 ``event`` JOB/NUMBER  an event of the job
@@ -40,6 +41,7 @@ from minishuffle.coordinator.clients.streams import StreamRecord
 from minishuffle.coordinator.jobs.history import LinesRecord, RowsRecord
 from minishuffle.coordinator.jobs.job import Job, JobRecord, TaskRecord
 from minishuffle.coordinator.jobs.lossaccounting import PastRecord, TaskKey
+from minishuffle.coordinator.jobs.positions import PositionsRecord
 from minishuffle.coordinator.jobs.subtasks import CountsRecord
 from minishuffle.coordinator.journal.codec import Fact, Record, pack_record, unpack_record
 from minishuffle.coordinator.workers import AppliedRecord, RegistryNumbers, Worker, WorkerRecord
@@ -60,7 +62,7 @@ __all__ = [
     "recalled_workers",
 ]
 
-OF_JOBS: Final = frozenset({"graph", "job", "task", "counts", "past", "event", "file"})
+OF_JOBS: Final = frozenset({"graph", "job", "task", "positions", "counts", "past", "event", "file"})
 OF_CLIENTS: Final = frozenset({"stream", "result"})
 """Kinds of operators that external clients write to or read from."""
 NUMBERED: Final = ("event", "file")
@@ -106,6 +108,7 @@ KINDS: Final[Mapping[str, type[Any]]] = {
     "graph": GraphRecord,
     "job": JobRecord,
     "task": TaskRecord,
+    "positions": PositionsRecord,
     "counts": CountsRecord,
     "past": PastRecord,
     "event": JobEvent,
@@ -134,6 +137,11 @@ def _graph(job: Job) -> bytes:
     return pack_record(GraphRecord(job.name, job.submission, job.submitted_at, graph))
 
 
+def _positions(job: Job, key: TaskKey) -> bytes | None:
+    record = job.progress.sources.record(*key)
+    return None if record is None else pack_record(record)
+
+
 def _of_job(job: Job, keys: Iterable[TaskKey], after: Mapping[str, int]) -> Changes:
     """The job's records except its graph: those of ``keys``, and of events and files with numbers above
     ``after``."""
@@ -141,6 +149,7 @@ def _of_job(job: Job, keys: Iterable[TaskKey], after: Mapping[str, int]) -> Chan
     for key in keys:
         name = _task_name(job.id, key)
         changes["task", name] = pack_record(job.task_record(key))
+        changes["positions", name] = _positions(job, key)
         if job.subtasks[key].counts_record() is None:
             changes["counts", name] = None
         past = job.progress.books.past_record(key)
@@ -154,7 +163,8 @@ def _of_job(job: Job, keys: Iterable[TaskKey], after: Mapping[str, int]) -> Chan
 
 def job_records(job: Job) -> Changes:
     """All records of a job."""
-    return {("graph", job.id): _graph(job), **_of_job(job, job.subtasks, {})}
+    records = {("graph", job.id): _graph(job), **_of_job(job, job.subtasks, {})}
+    return {key: record for key, record in records.items() if record is not None}
 
 
 class Recorder:
@@ -221,7 +231,7 @@ class Recorder:
     def moved(self, job: Job) -> None:
         """Record the subtasks of a job whose sources have moved, if nothing else has changed."""
         for key in job.subtasks.take_moved():
-            self._put({("task", _task_name(job.id, key)): pack_record(job.task_record(key))})
+            self._put({("positions", _task_name(job.id, key)): _positions(job, key)})
 
     def clients(
         self, job: str, streams: Mapping[int, StreamRecord], results: Mapping[int, ResultRecord]
@@ -310,7 +320,7 @@ def _recalled(job: str, kinds: Mapping[str, Mapping[Any, Any]], random: Callable
         random=random,
         submission=about.submission,
     )
-    recalled.recall(head, kinds["task"], kinds["counts"], kinds["past"])
+    recalled.recall(head, kinds["task"], kinds["counts"], kinds["past"], kinds["positions"])
     recalled.history.recall(head.history, kinds["event"].values())
     if kinds["lines"]:
         recalled.history.take_over(
