@@ -6,6 +6,7 @@ import ast
 import time
 from collections.abc import Callable, Container, Sequence
 from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -230,6 +231,8 @@ def _operator_map(each: OperatorState) -> dict[str, Any]:
 
 _READ_AS: Final[tuple[Callable[[str], Any], ...]] = (
     ast.literal_eval,
+    float,
+    Decimal,
     datetime.fromisoformat,
     date.fromisoformat,
     UUID,
@@ -237,15 +240,16 @@ _READ_AS: Final[tuple[Callable[[str], Any], ...]] = (
 
 
 def keys_meant(text: str) -> list[Any]:
-    """The keys that somebody may mean who writes that text: itself, and what it is as a number, a tuple, a
-    time or a UUID."""
+    """The keys that somebody may mean who writes that text: itself, and what it is as a number (also a
+    Decimal: 0.1 is two keys), a tuple, a time or a UUID."""
     found: list[Any] = [text]
     for read in _READ_AS:
         try:
             value = read(text)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        except (ValueError, ArithmeticError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
-        if not isinstance(value, dict | list | set):
+        signals = isinstance(value, Decimal) and value.is_snan()
+        if not isinstance(value, dict | list | set) and not signals:
             found.append(value)
     return found
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -184,6 +186,9 @@ def test_what_snapshots_take_is_summed(directory: Path, own_state: Path) -> None
     [
         ("ann", None),
         ("3", 3),
+        ("1.10", Decimal("1.10")),
+        ("-inf", -math.inf),
+        ("sNaN", None),
         ("('a', 1)", ("a", 1)),
         ("2026-01-02", date(2026, 1, 2)),
         ("2026-01-02 03:04", datetime(2026, 1, 2, 3, 4)),
