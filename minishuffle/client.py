@@ -528,6 +528,13 @@ def _absolute(where: str | Path) -> str:
     return text if not text or "://" in text else str(Path(text).expanduser().absolute())
 
 
+def _restored_from(where: str | Path, *, given: bool) -> str:
+    """``given``: something is said of the savepoint."""
+    if given and not where:
+        raise UsageError("drop_state and trust_snapshot go with restore_from, the folder of a savepoint")
+    return _absolute(where)
+
+
 def new_submission() -> str:
     """An id for a submission that no other has."""
     return secrets.token_hex(16)
@@ -669,8 +676,8 @@ class Client:
         workers alive, without those on standby, so that each takes part and their other slots stay free.
 
         Raises:
-            UsageError: the name does not fit, the dataflow does not make sense, or a function cannot be
-                pickled.
+            UsageError: a name or the dataflow does not fit, a function cannot be pickled, or ``drop_state``
+                or ``trust_snapshot`` is given without ``restore_from``.
             ResourceExhausted: not enough slots or buffers; with the arithmetic.
             UnreadableSnapshot: there is no savepoint there, or a file of it is missing, cut or changed.
             UntrustedSnapshot: it is not signed under the secret of this cluster.
@@ -689,7 +696,7 @@ class Client:
             graph=graph.to_bytes(),
             submission=submission,
             releases=releases_here(),
-            restore_from=_absolute(restore_from),
+            restore_from=_restored_from(restore_from, given=bool(drop_state) or trust_snapshot),
             drop_state=list(drop_state),
             trust_snapshot=trust_snapshot,
         )

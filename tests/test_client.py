@@ -283,6 +283,13 @@ def test_a_name_that_cannot_be_shown_is_refused_before_anything_is_asked(
     assert link.opened == 0
 
 
+@pytest.mark.parametrize("given", [{"drop_state": ["count"]}, {"trust_snapshot": True}])
+def test_what_is_of_a_savepoint_is_refused_without_one(link: type[ScriptedLink], given: Any) -> None:
+    with pytest.raises(UsageError, match="drop_state and trust_snapshot go with restore_from"):
+        connect().submit(Stream.items([1]).collect(), parallelism=1, **given)
+    assert link.opened == 0
+
+
 def test_a_failed_job_raises_its_first_cause_with_the_users_traceback(link: type[ScriptedLink]) -> None:
     causes = [
         ErrorInfo(
