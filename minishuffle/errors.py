@@ -252,9 +252,10 @@ class PartitionLost(ShuffleError):
 
 class UnreadableSnapshot(ShuffleError):
     """A file of a snapshot is missing, cut, changed, or of a format that this release does not read; the text
-    names the file."""
+    names the file. A job that goes on from it fails at once."""
 
     code = 45
+    final = True
 
 
 class StorageUnavailable(ShuffleError):

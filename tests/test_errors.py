@@ -114,6 +114,7 @@ def test_what_no_other_attempt_can_change_is_final() -> None:
         errors.WrongInput,
         errors.LateRecord,
         errors.WrongResult,
+        errors.UnreadableSnapshot,
     }
 
 

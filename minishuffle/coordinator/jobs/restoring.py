@@ -101,7 +101,7 @@ def _require_match(saved: Mapping[str, SavedOperator], ours: Mapping[str, Statef
     for id, each in saved.items():
         if each.kind != ours[id].kind:
             raise UsageError(
-                f"{each.name} ({id}) is a {ours[id].kind} in this job and was a {each.kind} in the "
+                f"{each.name} ({id}) is of kind {ours[id].kind} in this job and of kind {each.kind} in the "
                 f"savepoint, whose state it cannot read: leave that out with --drop-state {_quoted(id)}"
             )
 

@@ -87,7 +87,11 @@ def test_each_split_without_a_name_is_dealt_to_one_subtask_and_one_with_a_name_t
             {},
             r"has state of count \(count-1\), which .* it has, .*, count \(other\): .*--drop-state 'c",
         ),
-        ({"kind": "fold"}, {}, r"count \(count-1\) is a fold in this job and was a count in the savepoint"),
+        (
+            {"kind": "fold"},
+            {},
+            r"count \(count-1\) is of kind fold in this job and of kind count in the savepoint",
+        ),
         ({}, {"drop_state": ["sum"]}, r"no state of 'sum' to drop: it has that of read, count \(count-1\)"),
         ({"edge": "blocking"}, {}, "a blocking exchange cannot go on from a savepoint"),
     ],
