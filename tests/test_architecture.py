@@ -73,6 +73,7 @@ MAY_BLOCK = frozenset(
         "worker/external/clients.py",
         "worker/coordinatorlink.py",
         "coordinator/process.py",
+        "coordinator/snapshotfolders.py",
     }
 )
 CLOCKS_AND_SOCKETS = names(

@@ -156,7 +156,6 @@ SMALL = {
     "coordinator/scheduling/workerinventory": "slots and segments in use, by worker",
     "coordinator/clusterclock": "wall time in the coordinator, and how far ahead it is",
     "coordinator/shutdown": "the orderly stop of a cluster",
-    "coordinator/snapshotfolders": "the folders of savepoints, for threads of the coordinator",
     "examples/keyby": "the example of an endless job",
     "examples/wordcount": "the example of word count",
     "exchange/gather": "some rows of columns, by numbers",

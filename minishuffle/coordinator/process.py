@@ -51,13 +51,12 @@ from minishuffle.coordinator.jobs.savepoints import FolderWork
 from minishuffle.coordinator.journal.codec import OtherFormat, require_format
 from minishuffle.coordinator.journal.journalrecords import recalled_clock
 from minishuffle.coordinator.journal.store import CoordinatorJournal, JournalLost
-from minishuffle.coordinator.snapshotfolders import do_in_folder, read_manifest
+from minishuffle.coordinator.snapshotfolders import do_in_folder, in_thread, read_manifest
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, error_from_code
 from minishuffle.ids import Address, Changes, RecordKey
-from minishuffle.snapshots.sealedmanifest import SnapshotManifest
 from minishuffle.transport.addresses import cannot_listen
 from minishuffle.transport.admission import RefusalLog
 from minishuffle.transport.control import ControlLink, ControlServer
@@ -390,22 +389,14 @@ class Coordinator:
         self._carry_out(self._state.host_looked(look.ticket, answer, self._loop.time()))
 
     async def _work_in_folder(self, work: FolderWork) -> None:
-        error: ShuffleError | None = None
-        try:
-            await asyncio.to_thread(do_in_folder, work, self._secret)
-        except ShuffleError as raised:
-            error = raised
+        found = await in_thread(partial(do_in_folder, work, self._secret))
         if work.work != "discard":
-            self._carry_out(self._state.folder_ready(work, error, self._loop.time()))
-        elif error is not None:
-            _log.warning("what a savepoint has left is not removed: %s", error)
+            self._carry_out(self._state.folder_ready(work, found, self._loop.time()))
+        elif found is not None:
+            _log.warning("what a savepoint has left is not removed: %s", found)
 
     async def _read_snapshot(self, read: ReadSnapshot) -> None:
-        found: SnapshotManifest | ShuffleError
-        try:
-            found = await asyncio.to_thread(read_manifest, read.message, self._secret)
-        except ShuffleError as error:
-            found = error
+        found = await in_thread(partial(read_manifest, read.message, self._secret))
         self._carry_out(self._state.snapshot_read(read.ticket, found, self._loop.time()))
 
     def _in_background(self, work: Coroutine[None, None, None], name: str) -> None:

@@ -1,15 +1,51 @@
-"""What the coordinator does with the folders of savepoints. Blocks: for threads."""
+"""What the coordinator does with the folders of savepoints. It blocks: threads of their own do it."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
 from minishuffle.coordinator.jobs.savepoints import CHECKED_FILE, FolderWork
-from minishuffle.errors import UsageError
+from minishuffle.errors import ResourceExhausted, ShuffleError, UsageError, described
 from minishuffle.snapshots.catalog import commit, open_manifest
 from minishuffle.snapshots.sealedmanifest import SnapshotManifest
 from minishuffle.snapshots.storage import folder_at
 from minishuffle.wire.requests import SubmitJob
 
-__all__ = ["do_in_folder", "read_manifest"]
+__all__ = ["do_in_folder", "in_thread", "read_manifest"]
+
+_Found = TypeVar("_Found")
+_log = logging.getLogger("minishuffle.coordinator")
+
+
+async def in_thread(call: Callable[[], _Found]) -> _Found | ShuffleError:
+    """Call what blocks in a thread of its own, and wait for its answer or the error that it raises. A storage
+    that hangs holds up no other folder, no name that is looked up, and not the end of the process."""
+    loop = asyncio.get_running_loop()
+    settled: asyncio.Future[_Found | ShuffleError] = loop.create_future()
+
+    def settle(found: _Found | ShuffleError) -> None:
+        if not settled.done():
+            settled.set_result(found)
+
+    def work() -> None:
+        found: _Found | ShuffleError
+        try:
+            found = call()
+        except ShuffleError as error:
+            found = error
+        except Exception as error:  # e.g. no memory, or what a file system of pyarrow raises: somebody waits
+            _log.exception("work in the folder of a savepoint failed")
+            found = ResourceExhausted(f"work in the folder of a savepoint failed: {described(error)}")
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, found)
+
+    threading.Thread(target=work, name="snapshot folder", daemon=True).start()
+    return await settled
 
 
 def do_in_folder(work: FolderWork, secret: bytes) -> None:

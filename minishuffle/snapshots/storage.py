@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
@@ -92,7 +92,18 @@ def folder_at(where: str | Path) -> Folder:
     text = text.removeprefix("file://")
     if not text or "\0" in text:
         raise UsageError(f"{text!r} cannot be the path of a directory: give another")
-    return _Directory(Path(os.path.abspath(Path(text).expanduser())))
+    return _Directory(_absolute(text))
+
+
+def _absolute(path: str | Path) -> Path:
+    """
+    Raises:
+        UsageError: it begins with the home of a user who is not there.
+    """
+    try:
+        return Path(os.path.abspath(Path(path).expanduser()))
+    except RuntimeError as error:
+        raise UsageError(f"{path} cannot be the path of a directory: {error}") from error
 
 
 def place_below(where: str, name: str) -> str:
@@ -106,7 +117,7 @@ def folder_above(where: str | Path) -> Folder:
     parts = urlsplit(str(where))
     if parts.scheme:
         return folder_at(parts._replace(path=parts.path.rstrip("/").rpartition("/")[0]).geturl())
-    return folder_at(Path(os.path.abspath(Path(where).expanduser())).parent)
+    return folder_at(_absolute(where).parent)
 
 
 # --- directories ------------------------------------------------------------------------------------------
@@ -170,7 +181,7 @@ class _Directory:
     def entries(self) -> list[Entry]:
         try:
             with _reported(self.where), os.scandir(self._path) as found:
-                each = [(entry.name, entry.is_dir(), entry.stat()) for entry in found]
+                each = [(entry.name, entry.is_dir(), stat) for entry in found if (stat := _stat(entry))]
         except StorageUnavailable as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return []
@@ -215,6 +226,14 @@ class _Directory:
             shutil.rmtree(self._path)
 
 
+def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """None: it was removed meanwhile. Of a link that leads nowhere, the link itself."""
+    for follow in (True, False):
+        with suppress(FileNotFoundError):
+            return entry.stat(follow_symlinks=follow)
+    return None
+
+
 def _sync_directory(path: Path) -> None:
     """Have the names in it outlive this machine."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -233,18 +252,19 @@ _S3_OPTIONS: Final = ("scheme", "endpoint_override", "tls_ca_file_path")
 
 
 def _from_uri(uri: str) -> Folder:
-    import pyarrow as pa
     from pyarrow.fs import FileSystem
 
-    where = _without_credentials(uri)
+    where = uri
     try:
+        where = _without_credentials(uri)
         with _reported(where):
             system, inside = FileSystem.from_uri(uri)
             if system.type_name == "s3":
                 system = _bounded(system, uri)
-    except pa.ArrowInvalid as error:
+    except ValueError as error:  # ArrowInvalid is one
+        said = str(error).replace(uri, where)
         raise UsageError(
-            f"{where} names no file system: {error}: write a path, or a URI such as s3://bucket/folder"
+            f"{where} names no file system: {said}: write a path, or a URI such as s3://bucket/folder"
         ) from error
     return _Objects(system, inside.rstrip("/"), where)
 

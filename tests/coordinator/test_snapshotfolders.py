@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from minishuffle.coordinator.jobs.savepoints import CHECKED_FILE, FolderWork
-from minishuffle.coordinator.snapshotfolders import do_in_folder, read_manifest
-from minishuffle.errors import StorageUnavailable, UnreadableSnapshot, UntrustedSnapshot, UsageError
+from minishuffle.coordinator.snapshotfolders import do_in_folder, in_thread, read_manifest
+from minishuffle.errors import (
+    ResourceExhausted,
+    ShuffleError,
+    StorageUnavailable,
+    UnreadableSnapshot,
+    UntrustedSnapshot,
+    UsageError,
+)
 from minishuffle.wire.requests import SubmitJob
 from support.savedjobs import SECRET, manifest_of
 
@@ -49,3 +59,22 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     where = tmp_path / "file" / "j1-savepoint-1"
     with pytest.raises((StorageUnavailable, UsageError), match="file"):
         do_in_folder(FolderWork("j1", 1, str(where), "prepare", "words"), SECRET)
+
+
+def _refuse(error: Exception) -> str:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        (lambda: "x", "x"),
+        (partial(_refuse, UsageError("no")), UsageError),
+        (partial(_refuse, MemoryError("of 1 TB")), ResourceExhausted),
+    ],
+)
+def test_whatever_a_storage_does_its_caller_hears_of_it(
+    call: Callable[[], str], found: str | type[ShuffleError]
+) -> None:
+    said = asyncio.run(in_thread(call))
+    assert said == found if isinstance(found, str) else isinstance(said, found)

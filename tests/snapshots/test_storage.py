@@ -58,9 +58,17 @@ def test_a_file_system_of_pyarrow_is_used_in_the_same_way() -> None:
     assert top.entries() == []
 
 
-@pytest.mark.parametrize("where", ["", "a\0b"])
-def test_what_is_no_path_is_refused(where: str) -> None:
-    with pytest.raises(UsageError, match="cannot be the path of a directory"):
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        ("", "cannot be the path of a directory"),
+        ("a\0b", "cannot be the path of a directory"),
+        ("~nobody-of-this-name/a", "cannot be the path of a directory"),
+        ("s3://[a/b", "names no file system: Invalid IPv6 URL: write a path"),
+    ],
+)
+def test_what_is_no_path_is_refused(where: str, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
         folder_at(where)
 
 
@@ -84,6 +92,15 @@ def test_a_uri_of_no_file_system_is_refused_without_its_credentials() -> None:
         UsageError, match="^nowhere://bucket/folder names no file system: .*s3://bucket/folder"
     ):
         folder_at("nowhere://key:word@bucket/folder")
+    with pytest.raises(UsageError, match="names no file system") as refused:
+        folder_at("s3://key:word@bucket/a folder")
+    assert "word" not in str(refused.value)
+
+
+def test_what_goes_while_a_directory_is_listed_hides_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    assert [entry.name for entry in folder_at(tmp_path).entries()] == ["a", "nowhere"]
 
 
 def test_a_directory_that_refuses_is_named(tmp_path: Path) -> None:
