@@ -255,12 +255,12 @@ class JobSavepoint(SavepointRecord):
     def overdue(self, tasks: Mapping[TaskKey, Subtask]) -> str:
         """Why it fails at its deadline."""
         within = f"within {self.until - self.began:g} s (savepoint_timeout)"
-        if self.phase in ("checking", "aligning"):
-            what = "the folder was not made" if self.phase == "checking" else "the job did not stand"
-            return f"{what} {within}"
         if self._unchecked:
             workers = ", ".join(map(str, sorted(self._unchecked)))
             return f"worker {workers} did not look for {self.folder} {within}"
+        if self.phase in ("checking", "aligning"):
+            what = "the folder was not made" if self.phase == "checking" else "the job did not stand"
+            return f"{what} {within}"
         late = [tasks[key] for key in self._tasks.keys() - self._written.keys()]
         if self.phase == "taking":
             late = [tasks[key] for key in self._tasks.keys() - self._taken.keys()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +47,10 @@ def work(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> list[FolderWo
     return found
 
 
-def begin(cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork], **fields: Any) -> None:
-    """Up to the pause."""
+def begin(
+    cluster: FakeCluster, pair: tuple[Any, ...], job: str, work: list[FolderWork], **fields: Any
+) -> None:
+    """Up to the pause, or to the answers of some workers."""
     number = cluster.show(job).savepoint.number + 1
     cluster.request(SaveJob(job=job, token=f"t{number}", directory="/s", **fields))
     cluster.do(cluster.state.folder_ready(work[-1], None, cluster.now))
@@ -90,6 +93,36 @@ def test_a_job_that_a_user_has_paused_stays_paused(
     cluster.stand_all(job)
     take(cluster, pair, job)
     assert cluster.show(job).state == "paused", "it was to be paused meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("what", "phase", "text"),
+    [
+        ("lost worker", "none", "ended before its state was written"),
+        ("answer", "aligning", ""),
+        ("nothing", "none", r"^worker 2 did not look for /s/j1-savepoint-1-\d+ within 600 s"),
+        ("cancel", "none", "the job is"),
+        ("coordinator", "none", "the coordinator was lost"),
+    ],
+)
+def test_a_worker_that_does_not_answer_is_named(
+    cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork], what: str, phase: str, text: str
+) -> None:
+    begin(cluster, pair[:1], job, work)
+    assert end(cluster, job) == ("checking", "")
+    match what:
+        case "lost worker":
+            cluster.lose(pair[1])
+        case "answer":
+            cluster.send(pair[1], FolderChecked(term=cluster.term, job=job, savepoint=1))
+        case "nothing":
+            cluster.advance(cluster.settings.savepoint_timeout + 1.0)
+        case "cancel":
+            cluster.request(CancelJob(job=job))
+        case "coordinator":
+            cluster.lose_coordinator()
+    found = end(cluster, job)
+    assert found[0] == phase and re.search(text, found[1])
 
 
 @pytest.mark.parametrize("stop", [False, True])
