@@ -36,6 +36,7 @@ __all__ = [
     "SavedVertex",
     "SnapshotKind",
     "WrittenState",
+    "fingerprint",
     "seal",
     "unseal",
 ]
@@ -165,6 +166,11 @@ class SnapshotManifest(_Saved):
 
 
 _MANIFESTS: Final = TypeAdapter(SnapshotManifest)
+
+
+def fingerprint(manifest: SnapshotManifest) -> str:
+    """What tells a manifest from all others, those of later snapshots in the same folder too."""
+    return hashlib.sha256(_MANIFESTS.dump_json(manifest)).hexdigest()[:32]
 
 
 def seal(manifest: SnapshotManifest, secret: bytes) -> bytes:

@@ -279,6 +279,8 @@ class Restoration(ControlMessage):
     """The savepoint from which a task takes its state."""
 
     path: str
+    fingerprint: Name
+    """The fingerprint of the manifest by which the job was restored: all tasks take that snapshot."""
     trust: bool = False
     """It need not be signed under the secret of this cluster."""
     dropped: list[str] = Field(default_factory=list)

@@ -14,7 +14,7 @@ from minishuffle.coordinator.jobs.positions import Resumption
 from minishuffle.coordinator.jobs.savepoints import sides_of
 from minishuffle.errors import UsageError
 from minishuffle.plan.graph import JobGraph, StatefulOperator
-from minishuffle.snapshots.sealedmanifest import SavedOperator, SavedSplit, SnapshotManifest
+from minishuffle.snapshots.sealedmanifest import SavedOperator, SavedSplit, SnapshotManifest, fingerprint
 from minishuffle.wire.messages import Restoration
 from minishuffle.wire.packed import Cursor, SplitPosition, pack_positions
 from minishuffle.wire.requests import SubmitJob
@@ -40,7 +40,10 @@ def resumptions_of(
     where = {each.id: number for number, vertex in enumerate(manifest.vertices) for each in vertex.operators}
     ended = _ended(manifest)
     restoration = Restoration(
-        path=message.restore_from, trust=message.trust_snapshot, dropped=sorted(dropped)
+        path=message.restore_from,
+        fingerprint=fingerprint(manifest),
+        trust=message.trust_snapshot,
+        dropped=sorted(dropped),
     )
     found = {}
     again = sides_of(graph)

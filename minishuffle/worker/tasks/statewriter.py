@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from minishuffle.errors import ShuffleError
+from minishuffle.errors import ShuffleError, UnreadableSnapshot
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME
 from minishuffle.ids import AttemptId
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
@@ -126,8 +126,14 @@ def restoring(restoration: Restoration, secret: bytes) -> Callable[[Chain, int, 
     def restore(chain: Chain, index: int, parallelism: int) -> None:
         """(Task thread.)"""
         from minishuffle.snapshots.savedstate import open_snapshot
+        from minishuffle.snapshots.sealedmanifest import fingerprint
 
         snapshot = open_snapshot(restoration.path, secret, trust=restoration.trust)
+        if fingerprint(snapshot.manifest) != restoration.fingerprint:
+            raise UnreadableSnapshot(
+                f"{snapshot.folder.where} holds another snapshot than when the job was submitted, "
+                "which its sources do not go with: submit it again, and leave the folder alone until it runs"
+            )
         ids = [
             operator.id
             for operator in chain.operators

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import ShuffleError
+from minishuffle.errors import ShuffleError, UnreadableSnapshot
 from minishuffle.ids import AttemptId
 from minishuffle.operators.base import Program, TaskContext
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
 from minishuffle.snapshots.catalog import commit
 from minishuffle.snapshots.savedstate import Snapshot
-from minishuffle.snapshots.sealedmanifest import SavedTask, WrittenState
+from minishuffle.snapshots.sealedmanifest import SavedTask, WrittenState, fingerprint
 from minishuffle.snapshots.storage import folder_at
 from minishuffle.wire.messages import CheckFolder, Restoration, WriteState
 from minishuffle.wire.packed import SplitPosition, unpack_positions
@@ -81,8 +81,12 @@ def test_what_a_task_has_taken_is_written_and_a_chain_goes_on_with_it(
         operator = counting("end").named("count", "count")
         chain = Chain(Program(None, [operator], []), {}, 0, TaskCounters())
         chain.open([TaskContext("j", "count", 0, 1, 1)])
-        restoring(Restoration(path=str(tmp_path), dropped=dropped), SECRET)(chain, 0, 1)
+        restoration = Restoration(path=str(tmp_path), fingerprint=fingerprint(manifest), dropped=dropped)
+        restoring(restoration, SECRET)(chain, 0, 1)
         assert operator.state_rows() == keys
+    commit(folder_at(tmp_path), manifest_of(number=2, tasks=manifest.tasks), SECRET)
+    with pytest.raises(UnreadableSnapshot, match="holds another snapshot than when the job was submitted"):
+        restoring(restoration, SECRET)(chain, 0, 1)
 
 
 def test_a_task_without_state_writes_nothing_and_one_that_cannot_says_why(
