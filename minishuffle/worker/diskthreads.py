@@ -24,11 +24,12 @@ class DiskThreads:
 
     Args:
         inbox: gets what they have read.
+        name: of the threads.
     """
 
-    def __init__(self, inbox: LoopInbox) -> None:
+    def __init__(self, inbox: LoopInbox, name: str = "disk") -> None:
         self._inbox = inbox
-        self._threads = ThreadPoolExecutor(limits.DISK_THREADS, "disk")
+        self._threads = ThreadPoolExecutor(limits.DISK_THREADS, name)
         self._files: deque[int] = deque()
         """To be closed."""
         self._closed = False

@@ -59,6 +59,7 @@ from minishuffle.worker.channels.peers import PeerLinks
 from minishuffle.worker.channels.probing import Prober
 from minishuffle.worker.channels.registry import ChannelKey, Progress
 from minishuffle.worker.coordinatorlink import CoordinatorLink
+from minishuffle.worker.diskthreads import DiskThreads
 from minishuffle.worker.external.clients import ExternalClients, ResultReaders
 from minishuffle.worker.instructions import (
     AbandonTask,
@@ -190,7 +191,7 @@ class Worker:
             self._loop.call_later,
         )
         self._deployment = self._new_deployment(start)
-        self._savepoints = StateWriter(self._deployment.services.disk, self._on_fact, link.send)
+        self._savepoints = StateWriter(DiskThreads(self._inbox, "snapshots"), self._on_fact, link.send)
         identity = Identity(Role.WORKER, self.endpoint.identity.cluster, worker, epoch)
         self._prober = Prober(
             identity, start.secret, self.endpoint.counters, self.settings.ping_interval, tls=self.endpoint.tls
@@ -338,6 +339,7 @@ class Worker:
         await self._prober.close()
         await self.endpoint.close()
         self._deployment.services.disk.close()
+        self._savepoints.disk.close()
         self._inbox.close()
         self._alarm.cancel()
         self.coordinator.close()

@@ -33,6 +33,7 @@ class StateWriter:
     """Writes what tasks of this worker have taken for savepoints.
 
     Args:
+        disk: its own threads: a storage that hangs, or is far, holds up no read of what tasks store.
         fact: reports a fact about an attempt.
         send: sends the coordinator a message.
     """
@@ -40,7 +41,7 @@ class StateWriter:
     def __init__(
         self, disk: DiskThreads, fact: Callable[[Fact], None], send: Callable[[ControlMessage], None]
     ) -> None:
-        self._disk, self._fact, self._send = disk, fact, send
+        self.disk, self._fact, self._send = disk, fact, send
 
     def check(self, message: CheckFolder) -> None:
         """Look for what the coordinator has written into the folder."""
@@ -49,7 +50,7 @@ class StateWriter:
         def done(found: str | ShuffleError) -> None:
             self._send(FolderChecked(**asked, problem=str(found)))
 
-        self._disk.run(partial(_problem_with, message), done)
+        self.disk.run(partial(_problem_with, message), done)
 
     def begin(self, message: WriteState, tasks: Iterable[TaskPaths]) -> None:
         """Have those of a job's tasks that stand at the barrier take their state."""
@@ -84,7 +85,7 @@ class StateWriter:
             )
             self._fact(fact)
 
-        self._disk.run(partial(_write, message.folder, attempt, taken), done)
+        self.disk.run(partial(_write, message.folder, attempt, taken), done)
 
 
 def _folder(path: str) -> Folder:

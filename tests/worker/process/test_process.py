@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,14 +24,17 @@ from minishuffle.wire.handshake import HandshakeRefused, Identity
 from minishuffle.wire.messages import (
     Advertise,
     Advertised,
+    CheckFolder,
     ControlMessage,
     DeployTasks,
+    FolderChecked,
     Heartbeat,
     Shutdown,
     WitnessedPositions,
     WorkerAddress,
 )
 from minishuffle.worker import process
+from minishuffle.worker.tasks import statewriter
 from support.certificates import credentials
 from support.reader import Reader
 
@@ -150,6 +154,25 @@ async def test_messages_of_a_lower_term_are_not_obeyed(coordinator: Coordinator)
     beats = len(coordinator.said(Heartbeat))
     await coordinator.until(lambda: len(coordinator.said(Heartbeat)) >= beats + 3)
     assert running.task is not None and not running.task.done()
+
+
+async def test_threads_of_their_own_look_for_the_folders_of_savepoints(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What tasks have stored is read although a storage hangs."""
+    monkeypatch.setattr(statewriter, "_problem_with", lambda message: threading.current_thread().name)
+    await coordinator.worker()
+    fields = {
+        "term": coordinator.term,
+        "job": "j1",
+        "savepoint": 1,
+        "folder": "/s",
+        "file": "f",
+        "content": "",
+    }
+    coordinator.send(CheckFolder(**fields))
+    await coordinator.until(lambda: coordinator.said(FolderChecked))
+    assert coordinator.said(FolderChecked)[0].problem.startswith("snapshots")
 
 
 async def test_stop_ends_a_worker_in_order(coordinator: Coordinator) -> None:
