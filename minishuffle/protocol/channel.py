@@ -15,7 +15,14 @@ from minishuffle import limits
 from minishuffle.errors import RemoteProtocolError, ShuffleError
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.credit import BufferKind, ReceiveCredit, SendCredit
-from minishuffle.wire.frames import BUFFER_FIXED_BYTES, BufferHeader, CancelReason, DataType, Payload
+from minishuffle.wire.frames import (
+    BUFFER_FIXED_BYTES,
+    ROW_MAX,
+    BufferHeader,
+    CancelReason,
+    DataType,
+    Payload,
+)
 
 __all__ = [
     "ChannelState",
@@ -287,9 +294,9 @@ class ConsumerChannel:
         """A buffer begins to arrive: the memory that its payload goes into.
 
         Raises:
-            RemoteProtocolError: out of sequence, with rows that do not follow those before, longer than a
-                segment or an event may be, of an unknown type, or without credit. Only the channel ends, the
-                connection stays.
+            RemoteProtocolError: out of sequence, with rows that do not follow those before or cannot be
+                counted, longer than a segment or an event may be, of an unknown type, or without credit.
+                Only the channel ends, the connection stays.
         """
         length, _, _, sequence, backlog, data_type, _, _, rows, row = header
         size = length - BUFFER_FIXED_BYTES
@@ -297,6 +304,8 @@ class ConsumerChannel:
             raise RemoteProtocolError(f"buffer {sequence} arrived where {self.expected} was expected")
         if size > self.segment_bytes:
             raise RemoteProtocolError(f"payload of {size} bytes, a segment holds {self.segment_bytes}")
+        if row > ROW_MAX - rows:
+            raise RemoteProtocolError(f"row {row} arrived, and the last one can be {ROW_MAX}")
         self.backlog = backlog
         if data_type == _DATA:
             if row != self.row >= 0:

@@ -78,6 +78,7 @@ __all__ = [
     "NewBufferSize",
     "OneWay",
     "PROTOCOL_VERSION",
+    "ROW_MAX",
     "PartitionRequest",
     "Ping",
     "Pong",
@@ -158,6 +159,8 @@ BUFFER_HEADER: Final = struct.Struct(">IBIIIBBIIQ")
 BUFFER_HEADER_BYTES: Final = BUFFER_HEADER.size
 BUFFER_FIXED_BYTES: Final = BUFFER_HEADER_BYTES - LENGTH_BYTES
 """The part of a BufferResponse's length that is not payload."""
+ROW_MAX: Final = (1 << 63) - 1
+"""The greatest number of a row: what is counted by them is reported in 64 bits with a sign."""
 BufferHeader: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int]
 """The fields of :data:`BUFFER_HEADER`: length, type, channel, sequence, backlog, data type, flags, first
 element start, rows, row. A plain tuple, because one is made for each buffer."""

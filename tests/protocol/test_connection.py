@@ -32,6 +32,7 @@ from minishuffle.protocol.connection import (
     PeerSilent,
 )
 from minishuffle.wire.frames import (
+    ROW_MAX,
     AddCredit,
     BacklogAnnouncement,
     BufferFlags,
@@ -135,16 +136,17 @@ def test_a_gap_in_sequence_numbers_ends_that_channel_alone(peers_of: Callable[..
 def test_rows_that_do_not_follow_each_other_end_their_channel_alone(
     peers_of: Callable[..., Peers],
 ) -> None:
-    """The first buffer may begin with any row."""
-    peers = peers_of(channels=2)
+    """The first buffer may begin with any row that can be counted."""
+    peers = peers_of(channels=3)
     peers.request_all()
     peers.settle()
-    for gate, rows in zip(peers.gates, ((7, 8), (7, 9)), strict=True):
+    for gate, rows in zip(peers.gates, ((7, 8), (7, 9), (ROW_MAX,)), strict=True):
         for sequence, row in enumerate(rows):
             peers.consumer.receive(buffer_for(gate.channel.id, sequence, row=row), 0.0)
     assert peers.gates[0].error is None and len(peers.gates[0].queue) == 2
     assert isinstance(peers.gates[1].error, RemoteProtocolError)
     assert "row 9 arrived where row 8 was expected" in str(peers.gates[1].error)
+    assert f"row {ROW_MAX} arrived, and the last one can be {ROW_MAX}" in str(peers.gates[2].error)
 
 
 def test_overdrawn_credit_is_an_error_and_not_a_wait(peers_of: Callable[..., Peers]) -> None:
