@@ -967,6 +967,11 @@ class Job:
         return self._restarts and not self.stopping and not self.terminal
 
     @property
+    def moves(self) -> bool:
+        """Whether attempts that move have not ended yet: their ends would interrupt the next move."""
+        return self.move.is_aligning or bool(self.cancellations.drained)
+
+    @property
     def moves_as_a_whole(self) -> bool:
         """Whether other tasks restart together with a moving one, so that all slots should move at once."""
         return self.cancellations.regions.joint

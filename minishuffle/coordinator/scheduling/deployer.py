@@ -191,7 +191,7 @@ class Deployer:
             return True
         there = job.movable(job.slots.on(leaving))
         free = any(each.slots > held.slots[each.worker] for each in takers(self.workers.alive()))
-        if not there or not free or not job.can_move or job.pause.phase == "aligning" or job.move.is_aligning:
+        if not there or not free or not job.can_move or job.pause.phase == "aligning" or job.moves:
             return made_again
         one_by_one = self.isolation.suspects(job) and not job.moves_as_a_whole
         for slots in [[slot] for slot in there] if one_by_one else [there]:

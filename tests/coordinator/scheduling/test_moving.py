@@ -58,6 +58,20 @@ def test_tasks_end_once_all_of_them_have_taken_what_was_emitted(
     assert not pair[0].got(PauseTasks)
 
 
+def test_the_next_move_waits_until_what_was_to_end_for_this_one_has_ended(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], leaving: FakeWorker
+) -> None:
+    """The end of an attempt interrupts a move: the tasks of the second one would end without their state."""
+    cluster.add()
+    take(cluster, leaving, READ1, COUNT1)
+    cluster.request(DrainWorker(worker=pair[0].worker))
+    for key in (READ1, COUNT1):
+        assert [barrier for barrier, _ in moving(pair[0])] == [1]
+        cluster.report(leaving, key, "canceled")
+    assert moving(pair[0])[1:] == [(2, [(0, 0), (1, 0)])]
+    assert not pair[0].got(CancelTasks), "they have yet to take what was emitted for them"
+
+
 def test_one_that_finishes_is_not_waited_for(cluster: FakeCluster, leaving: FakeWorker) -> None:
     cluster.report(leaving, READ1, "finished")
     take(cluster, leaving, COUNT1)
