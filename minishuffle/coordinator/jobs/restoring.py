@@ -104,7 +104,7 @@ def _require_match(saved: Mapping[str, SavedOperator], ours: Mapping[str, Statef
     for id, each in saved.items():
         if each.kind != ours[id].kind:
             raise UsageError(
-                f"{each.name} ({id}) is of kind {ours[id].kind} in this job and of kind {each.kind} in the "
+                f"{_named([each])} is of kind {ours[id].kind} in this job and of kind {each.kind} in the "
                 f"savepoint, whose state it cannot read: leave that out with --drop-state {_quoted(id)}"
             )
 
