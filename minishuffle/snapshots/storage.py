@@ -19,7 +19,7 @@ from minishuffle.errors import StorageUnavailable, UnreadableSnapshot, UsageErro
 from minishuffle.limits import STORE_SECONDS_MAX
 from minishuffle.snapshots.sealedmanifest import MANIFEST
 
-__all__ = ["Entry", "Folder", "OpenFile", "folder_at", "folder_above", "place_below"]
+__all__ = ["Entry", "Folder", "OpenFile", "folder_at", "folder_above", "place_below", "without_credentials"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +254,8 @@ _S3_OPTIONS: Final = ("scheme", "endpoint_override", "tls_ca_file_path")
 def _from_uri(uri: str) -> Folder:
     from pyarrow.fs import FileSystem
 
-    where = uri
+    where = without_credentials(uri)
     try:
-        where = _without_credentials(uri)
         with _reported(where):
             system, inside = FileSystem.from_uri(uri)
             if system.type_name == "s3":
@@ -288,10 +287,14 @@ def _bounded(system: Any, uri: str) -> Any:
     )
 
 
-def _without_credentials(uri: str) -> str:
-    """As errors and users see it: an access key may stand in front of the bucket, and options behind it."""
-    parts = urlsplit(uri)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+def without_credentials(where: str) -> str:
+    """A path or URI as errors and events show it: an access key may stand in front of the bucket, and options
+    behind it. Pure."""
+    kind, mark, rest = where.partition("://")
+    if not mark:
+        return where
+    bucket, slash, path = rest.partition("?")[0].partition("/")
+    return f"{kind}://{bucket.rpartition('@')[2]}{slash}{path}".rstrip("/")
 
 
 class _Upload:

@@ -64,7 +64,7 @@ def test_a_file_system_of_pyarrow_is_used_in_the_same_way() -> None:
         ("", "cannot be the path of a directory"),
         ("a\0b", "cannot be the path of a directory"),
         ("~nobody-of-this-name/a", "cannot be the path of a directory"),
-        ("s3://[a/b", "names no file system: Invalid IPv6 URL: write a path"),
+        ("s3://[a/b", "names no file system: "),
     ],
 )
 def test_what_is_no_path_is_refused(where: str, text: str) -> None:

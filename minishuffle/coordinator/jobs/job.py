@@ -85,6 +85,7 @@ from minishuffle.errors import (
 )
 from minishuffle.plan.graph import JobGraph, Placement
 from minishuffle.plan.stages import deploys_later
+from minishuffle.snapshots.storage import without_credentials
 from minishuffle.wire.messages import (
     DeployTasks,
     ErrorInfo,
@@ -223,7 +224,7 @@ class Job:
             sources.report(*key, resumption.positions, self.submitted_at)
             sources.resume(*key, self.submitted_at)
             self.subtasks[key].begin_from(resumption)
-        self.history.note(self.submitted_at, "restored", f"from savepoint {path}")
+        self.history.note(self.submitted_at, "restored", f"from savepoint {without_credentials(path)}")
 
     def _where(self, placement: Placement) -> str:
         workers = ", ".join(map(str, sorted(set(placement))))
@@ -655,7 +656,7 @@ class Job:
     def coordinator_lost(self, at: float) -> None:
         """The next one begins."""
         if self.savepoint.phase == "stopping":
-            self.cancel(at, f"stopped behind savepoint {self.savepoint.folder}")
+            self.cancel(at, f"stopped behind savepoint {self.savepoint.where}")
         elif self.savepoint.under_way:
             self._fail_savepoint("the coordinator was lost meanwhile: take it again", at)
         self.deaths.coordinator_lost(at)
@@ -809,13 +810,13 @@ class Job:
             raise UsageError(f"job {self.id} is {self.state}: a savepoint is taken of one that runs")
         if self.savepoint.under_way:
             raise UsageError(
-                f"job {self.id} has a savepoint under way, into {self.savepoint.folder}: wait for that"
+                f"job {self.id} has a savepoint under way, into {self.savepoint.where}: wait for that"
             )
         if why := never_saved(self.graph):
             raise UsageError(f"no savepoint of job {self.id} ({self.name}) can be taken: {why}")
         self.savepoint.begin(self.id, folder, token=token, stops=stops, at=at, seconds=seconds)
         self.savepoint.pauses_within(pause_seconds)
-        self.history.note(at, "savepoint begun", f"into {folder}")
+        self.history.note(at, "savepoint begun", f"into {self.savepoint.where}")
 
     def folder_prepared(self, number: int, problem: str, at: float) -> None:
         """The folder of a savepoint was made by the coordinator, or could not be."""
@@ -869,7 +870,7 @@ class Job:
         self.savepoint.committed(at)
         self.history.note(at, "savepoint complete", self.savepoint.summary())
         if self.savepoint.stops:
-            self.cancel(at, f"stopped behind savepoint {self.savepoint.folder}")
+            self.cancel(at, f"stopped behind savepoint {self.savepoint.where}")
 
     def look_at_savepoint(self, at: float) -> None:
         """Something may have happened that a savepoint waits for, or its deadline has passed."""

@@ -33,7 +33,7 @@ from minishuffle.snapshots.sealedmanifest import (
     SnapshotManifest,
     WrittenState,
 )
-from minishuffle.snapshots.storage import place_below
+from minishuffle.snapshots.storage import place_below, without_credentials
 from minishuffle.wire.messages import CheckFolder, Standing, WriteState
 from minishuffle.wire.packed import SplitPosition, unpack_positions
 from minishuffle.wire.reports import StateTaken, StateWritten
@@ -133,6 +133,11 @@ class JobSavepoint(SavepointRecord):
     @property
     def under_way(self) -> bool:
         return self.phase != "none"
+
+    @property
+    def where(self) -> str:
+        """Its folder, as events show it."""
+        return without_credentials(self.folder)
 
     @property
     def needs_pause(self) -> bool:
@@ -257,7 +262,7 @@ class JobSavepoint(SavepointRecord):
         within = f"within {self.until - self.began:g} s (savepoint_timeout)"
         if self._unchecked:
             workers = ", ".join(map(str, sorted(self._unchecked)))
-            return f"worker {workers} did not look for {self.folder} {within}"
+            return f"worker {workers} did not look for {self.where} {within}"
         if self.phase in ("checking", "aligning"):
             what = "the folder was not made" if self.phase == "checking" else "the job did not stand"
             return f"{what} {within}"
@@ -278,7 +283,7 @@ class JobSavepoint(SavepointRecord):
     def summary(self) -> str:
         """For the event at its end."""
         what = f"{self.bytes:,} bytes in {self.seconds:.3f} s; the job stood {self.stood:.3f} s"
-        return f"{self.folder}: {what}"
+        return f"{self.where}: {what}"
 
     def take_work(self) -> list[FolderWork]:
         """Take what the coordinator's process is to do."""

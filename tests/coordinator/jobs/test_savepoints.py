@@ -19,6 +19,7 @@ from minishuffle.wire.messages import FolderChecked, WriteState
 from minishuffle.wire.reports import StateTaken, StateWritten
 from minishuffle.wire.requests import (
     CancelJob,
+    GetEvents,
     GetRows,
     PauseJob,
     ResumeJob,
@@ -276,3 +277,13 @@ def test_a_client_that_goes_while_its_savepoint_is_read_starts_no_job(
         manifest = SnapshotManifest("1", "savepoint", 1, 0.0, "c", "j1", "n")
         cluster.do(cluster.state.snapshot_read(read[-1].ticket, manifest, cluster.now))
         assert len(cluster.jobs_journaled()) == (not goes)
+
+
+def test_events_show_no_key_of_an_object_store(
+    cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork]
+) -> None:
+    cluster.request(SaveJob(job=job, token="t", directory="s3://key:word@bucket/saved?region=here"))
+    assert "word@" in work[-1].folder
+    cluster.advance(cluster.settings.savepoint_timeout + 1.0)
+    texts = [event.text for event in cluster.request(GetEvents(job=job)).events]
+    assert any("into s3://bucket/saved/" in text for text in texts) and "word@" not in "".join(texts)
