@@ -439,7 +439,7 @@ def resume(context: click.Context, job: str, as_json: bool) -> None:
     "--into",
     metavar="DIR",
     default="",
-    help="Where its folder is made, if not in snapshot_dir: a directory that all workers share, or s3://….",
+    help="Where its folder is made, if not in snapshot_dir: a directory that all workers share, or s3://...",
 )
 @json_option
 @late_global_options

@@ -143,8 +143,7 @@ class SavedState:
             part: which of its kinds of state, if it has several by key, such as ``left`` and ``right`` of a
                 join.
             keys: only the rows of these, each as the function gave it, or as the value of the key's column
-            (of
-                several, a tuple). No more is read than what may have them.
+                (a tuple where there are several). No more is read than what may have them.
 
         Raises:
             UnknownName: there is no such operator, or part.
@@ -301,9 +300,7 @@ def read_state(path: str | Path, *, secret_file: str | Path | None = None, trust
 
     Args:
         path: of a directory, or a URI such as ``s3://bucket/folder``.
-        secret_file: has the secret of the cluster that wrote it; by default that of the cluster ``default``
-        of
-            this user.
+        secret_file: has the secret of the cluster that wrote it; by default this user's cluster ``default``.
         trust: open a snapshot that is not signed under this secret.
 
     Raises:
