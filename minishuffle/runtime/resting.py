@@ -14,6 +14,10 @@ __all__ = ["REST_SECONDS_MAX", "SourceRest"]
 REST_SECONDS_MAX: Final = 0.012
 REST_SECONDS_MIN: Final = 0.003
 """A shorter one is not worth it: a thread that sleeps may get its processor back so much later."""
+SHORT_SHARE: Final = 0.2
+SHORT_LOOKS: Final = 4
+"""Processors are short where the thread has waited for one for so much of its time at so many looks in a row:
+one that comes late once is no reason to rest."""
 RESTS_PER_DELAY: Final = 32
 """How much longer a rest may be than the thread waits for a processor each time that it reads."""
 CONSUMER_ROWS: Final = 4
@@ -54,6 +58,8 @@ class SourceRest:
         """Rows a second, and at each read, without rests."""
         self._delay = 0.0
         """How long the thread waits for a processor at each of them, at worst of late."""
+        self._short = 0
+        """Looks in a row that found processors short."""
         self._measures = True
         """They are measured; else rests are only left out."""
         self._refused = PLAIN_SECONDS
@@ -92,6 +98,7 @@ class SourceRest:
         else:
             self._rate, self._at_once = self._rows / max(now - self._since, 1e-6), self._rows / self._reads
             self._delay = max((waited - self._waited) / self._reads, self._delay / 2)
+            self._short = self._short + 1 if waited - self._waited >= SHORT_SHARE * (now - self._since) else 0
             self.seconds = self._wanted()
             lasts = RESTED_SECONDS if self.seconds else PLAIN_SECONDS
         self._until = now + lasts
@@ -107,6 +114,8 @@ class SourceRest:
 
     def _wanted(self) -> float:
         """How long a rest should be."""
+        if self._short < SHORT_LOOKS:
+            return 0.0
         seconds = min(REST_SECONDS_MAX, RESTS_PER_DELAY * self._delay, self._wanted_rows / self._rate)
         pays = seconds >= REST_SECONDS_MIN and self._rate * seconds >= REST_ROWS_MIN
         return seconds if pays and self._at_once <= READ_ROWS_MAX else 0.0

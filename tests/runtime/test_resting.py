@@ -131,3 +131,13 @@ def test_it_stops_when_nothing_comes() -> None:
     assert rest.read(1, now + 1.0)
     rest.look(now + 1.0, waited)
     assert rest.seconds == 0.0
+
+
+def test_a_thread_that_gets_its_processor_late_now_and_then_does_not_rest() -> None:
+    rest, now, waited = SourceRest(0.0, 0.0, 2), 0.0, 0.0
+    for number in range(5_000):
+        late = 0.005 if number % 20 == 0 else 0.0
+        now, waited = now + 0.002 + late, waited + late
+        if rest.read(1, now):
+            rest.look(now, waited)
+        assert rest.seconds == 0.0
