@@ -229,7 +229,7 @@ class StateHandover:
             self.kept = self._written(chain)
         except TaskCancelled:
             raise
-        except Exception as error:  # as a function of the user, whose state is pickled: it moves without
+        except Exception as error:  # as for a value that no row may have, a set for one: it moves without
             self.lost = described(error)
         else:
             self.moved = True
