@@ -24,6 +24,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
+from minishuffle import limits
 from minishuffle.clock import AnchoredClock
 from minishuffle.config import (
     ClusterSettings,
@@ -359,21 +360,28 @@ class Coordinator:
     async def _watch(self, watch: WatchProcess) -> None:
         """Connect to the port of a process whose control link closed, for as long as the decision may take.
 
-        If the process has ended, its kernel refuses or resets connections at once: it is gone. If the host is
-        gone, there is no answer, and nothing is known. If the host name has several addresses and all refuse,
-        the process counts as unknown too.
+        If the process has ended, its kernel refuses connections at once, or resets them: it is gone. But a
+        firewall may reset a connection too, and a process that lives ends a silent connection after
+        HANDSHAKE_SECONDS_MAX. So a second connection is made, and the process is gone if that connection ends
+        at once as well: docker-proxy, for one, accepts for a process that has ended. If the host is gone,
+        there is no answer, and nothing is known. If the host name has several addresses and all refuse, the
+        process counts as unknown too.
         """
-        closed: asyncio.Future[None] = self._loop.create_future()
-        address, transport = watch.address, None
+        address, transport, again, gone = watch.address, None, False, False
         try:
             async with asyncio.timeout(self._watch_seconds):
-                transport, _ = await self._loop.create_connection(
-                    lambda: _Silent(closed), address.host, address.data_port
-                )
-                self._carry_out(self._state.process_found(watch.link, self._loop.time()))
-                await closed
+                while not gone:
+                    closed: asyncio.Future[None] = self._loop.create_future()
+                    transport, _ = await self._loop.create_connection(
+                        partial(_Silent, closed), address.host, address.data_port
+                    )
+                    since = self._loop.time()
+                    self._carry_out(self._state.process_found(watch.link, since))
+                    await closed
+                    gone = again and self._loop.time() - since < limits.LINK_GRACE_SECONDS
+                    again = True
         except ConnectionError:
-            closed.set_result(None)
+            gone = True
         except OSError as error:
             if transport is None:  # else its process lives
                 why = str(error) or f"it does not answer in {self._watch_seconds:g} s"
@@ -381,7 +389,7 @@ class Coordinator:
         finally:
             if transport is not None:
                 transport.abort()
-        if closed.done():
+        if gone:
             self._carry_out(self._state.process_gone(watch.link, self._loop.time()))
 
     async def _look_for_host(self, look: HostLook) -> None:

@@ -340,6 +340,29 @@ def test_a_worker_whose_process_ends_while_it_is_awaited_is_lost_at_once(run: Ru
     run(main())
 
 
+def test_a_worker_is_awaited_when_the_look_at_its_port_is_cut_and_lost_when_the_next_is_too(
+    run: Run, tmp_path: Path
+) -> None:
+    """A firewall does the former; the latter may be a proxy which accepts for a process that has ended."""
+
+    async def main() -> None:
+        async with (
+            coordinator(tmp_path, heartbeat_timeout=2 * SECONDS_MAX) as running,
+            process_that_listens() as (port, _, connected),
+        ):
+            worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+            await worker.register(data_port=port)
+            worker.close()
+            await comes_true(lambda: connected, "the coordinator's look at the data port")
+            connected[0].transport.abort()
+            await comes_true(lambda: len(connected) == 2, "the next look")
+            assert (await client.request(GetStatus(), ClusterStatus)).workers[0].state == "awaited"
+            connected[1].transport.abort()
+            await seen(running, "lost")
+
+    run(main())
+
+
 def test_a_worker_that_sends_garbage_is_lost_although_its_process_listens(run: Run, tmp_path: Path) -> None:
     async def main() -> None:
         settings = {"heartbeat_timeout": 2 * SECONDS_MAX}
