@@ -81,6 +81,8 @@ APART_FOR_GOOD = re.compile(
 """Cause of a job that fails since two workers cannot reach each other: it names both."""
 LEAVING = ("term", "drain")
 """Faults after which a worker ends in order."""
+ENDING = ("kill", "kill twice", "lose", *LEAVING)
+"""Faults after which it ends."""
 OTHER_WORKER_SHARE = 0.7
 """Of the workers that are lost, those that another one replaces."""
 STANDBY_SHARE = 0.3
@@ -227,7 +229,7 @@ class Play:
         run.rows_skipped = sum(map(len, cluster.writes.skipped.values()))
         run.handed_over = cluster.writes.handed_over
         kinds = {fault.kind for fault in run.faults}
-        severed = kinds.intersection(("cut control", "cut return")) and kinds.intersection(("kill", *LEAVING))
+        severed = kinds.intersection(("cut control", "cut return")) and kinds.intersection(ENDING)
         lost = sum(worker.host.lost for worker in cluster.workers)
         witnessed = kinds.issubset(WITNESSED) and lost <= 1 and not cluster.unwitnessed
         if witnessed or (not kinds.intersection(WITHOUT_COORDINATOR) and not severed):

@@ -363,7 +363,11 @@ class Cluster:
     def has_input(self, paths: handoff.TaskPaths) -> bool:
         """Whether the task with those paths has something to read."""
         attempt = next((each for _, each in self.attempts if each.paths is paths), None)
-        return attempt is not None and any(gate.ready.line for gate in attempt.gates)
+        if attempt is None:
+            return False
+        earlier = attempt.task.state_handover.earlier
+        # A task that takes state over looks at nothing else yet.
+        return any(gate.ready.line for gate in (attempt.gates if earlier is None else [earlier.gate]))
 
     def said(self, message: ControlMessage) -> None:
         """A process has sent that to another one."""
