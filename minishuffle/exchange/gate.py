@@ -344,8 +344,6 @@ class InputGate:
         counters = self._counters
         counters.buffers_in += 1
         channel.current = item
-        if not channel.rows.begun:
-            self._on_first(channel, item.row)
         if isinstance(item, LocalBuffer) and item.whole is not None:
             size = item.whole.size
             channel.assembler.put(item.whole.batch, item.rows)
@@ -356,6 +354,8 @@ class InputGate:
         counters.bytes_in += size
         if self.debloater is not None:
             self.debloater.meter.take(size)
+        if not channel.rows.begun:  # Its rows are the assembler's by now: if that raises, they are discarded.
+            self._on_first(channel, item.row)
         return True
 
     def _on_first(self, channel: InputChannel, row: int) -> None:

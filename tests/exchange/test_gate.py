@@ -328,10 +328,12 @@ def test_a_strict_gate_fails_where_rows_may_be_missing(make_setup: type[Setup], 
     setup.arrive(channel, setup.element([3]), row=3)
     assert setup.rows() == [0, 1, 2, 3], "nothing was under way"
     setup.request(channel, generation=3)
-    setup.arrive(channel, setup.element([7]), row=7)
+    setup.arrive(channel, setup.element([7, 8]), row=7, rows=2)
     with nullcontext() if tolerant else pytest.raises(PeerLost, match="3 rows of subtask 0 before row 7 are"):
-        assert setup.rows() == [7]
+        assert setup.rows() == [7, 8]
     setup.gate.close()
+    discarded = 0 if tolerant else 2
+    assert setup.gate.rows_dropped() == {"queue_discarded": discarded, "partial_element": 0}
 
 
 @pytest.mark.parametrize("strict", [True, False])
