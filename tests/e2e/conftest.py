@@ -197,7 +197,7 @@ def cluster() -> Iterator[LocalCluster]:
 def endless(cluster: LocalCluster, watch: Any, wait_until: Callable[..., Any]) -> Iterator[Any]:
     """A job that runs through everything that the tests of this module do."""
     seen = watch(cluster)
-    numbers = Stream.generate(lambda start, count: list(range(start, start + count)), rate=500)
+    numbers = Stream.generate(lambda start, count: list(range(start, start + count)), rate=50)
     counted = numbers.key_by(lambda number: number % 100).count(emit="batch").to_count()
     seen.handle = cluster.submit(counted, name="endless", parallelism=2)
     wait_until(lambda: all(worker.peers for worker in cluster.status().workers), "the data connection")
