@@ -172,7 +172,9 @@ def test_three_hosts_count_words_and_lose_one(nodes: Nodes) -> None:
         text = SHIPPED_TEXT.read_text()
         assert dict(json.loads(counted.stdout)["rows"]) == Counter(words(text))
 
-        job = json.loads(nodes.run("submit", "keyby", "--parallelism", "2", "--json").stdout)["job"]
+        job = json.loads(
+            nodes.run("submit", "keyby", "--parallelism", "2", "--set", "rate=100", "--json").stdout
+        )["job"]
         lost = alive(client)[there]
 
         def states() -> set[tuple[str, int]]:

@@ -207,7 +207,7 @@ def test_a_worker_that_is_stopped_is_named_in_a_dump_and_the_others_answer(seen:
 
 
 def test_a_channel_between_two_workers_is_traced(seen: Any, wait_until: Callable[..., Any]) -> None:
-    stream = Stream.generate(numbers, rate=5_000).key_by(lambda row: row % 10).count(emit="batch").to_count()
+    stream = Stream.generate(numbers, rate=500).key_by(lambda row: row % 10).count(emit="batch").to_count()
     handle = seen.cluster.submit(stream, parallelism=2)
     wait_until(lambda: all(task.counters.records_in for task in handle.info().tasks if task.operator), "rows")
     workers = {(task.operator, task.index): task.worker for task in handle.info().tasks}
@@ -236,7 +236,7 @@ def posted(seen: Any, path: str, token: str) -> tuple[int, Any]:
 
 def test_rows_that_cross_an_edge_are_shown_to_who_has_the_token(seen: Any) -> None:
     secret = (seen.cluster.state_dir / "secret").read_bytes().strip()
-    stream = Stream.generate(numbers, rate=5_000).key_by(lambda row: row % 10).count(emit="batch").to_count()
+    stream = Stream.generate(numbers, rate=500).key_by(lambda row: row % 10).count(emit="batch").to_count()
     handle = seen.cluster.submit(stream, parallelism=2)
     path = f"jobs/{handle.id}/tap?edge=0"
     assert posted(seen, path, read_token(secret))[0] == 401
@@ -279,7 +279,7 @@ def test_latency_markers_are_no_rows_and_go_on_after_a_recovery(
     seen: Any, wait_until: Callable[..., Any]
 ) -> None:
     settings = JobSettings(latency_interval=0.02, latency_granularity="subtask")
-    stream = Stream.generate(numbers, rate=2_000).key_by(lambda row: row % 50).count(emit="batch")
+    stream = Stream.generate(numbers, rate=200).key_by(lambda row: row % 50).count(emit="batch")
     handle = seen.cluster.submit(stream.to(FailsOnce()), parallelism=2, settings=settings)
     wait_until(lambda: sum(handle.info().restarts.values()) >= 2, "restarts of both")
 

@@ -34,6 +34,8 @@ from support.waiting import until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 
 RATE = 2_000
+ENDLESS_RATE = 200
+"""Rows per second of jobs that run for as long as their test."""
 SECONDS_MAX = 60.0
 Until = Callable[..., Any]
 
@@ -81,7 +83,7 @@ def test_tasks_run_on_without_a_coordinator_and_the_next_one_recovers_what_died_
     settings: dict[str, Any] = {"heartbeat_interval": 0.25, "heartbeat_timeout": 2.0, "slots": 1}
     settings |= {"restart_workers": False, "restart_coordinator": False}
     with LocalCluster(workers=3, **settings) as cluster:
-        stream = Stream.generate(numbers, rate=RATE).rebalance().map(write).to_count()
+        stream = Stream.generate(numbers, rate=ENDLESS_RATE).rebalance().map(write).to_count()
         job = cluster.submit(stream, parallelism=2).id
         before = wait_until(
             lambda: (info := cluster.client.job(job)).state == "running" and info, "the job to run"
@@ -90,11 +92,11 @@ def test_tasks_run_on_without_a_coordinator_and_the_next_one_recovers_what_died_
         cluster.kill_coordinator()
         for pid in pids.values():
             seen = written(pid)
-            wait_until(lambda pid=pid, seen=seen: written(pid) > seen + RATE // 2, "output to go on")
+            wait_until(lambda pid=pid, seen=seen: written(pid) > seen + ENDLESS_RATE // 2, "output to go on")
         (survivor, *_), victim = sorted(pids), max(pids)
         cluster.kill_worker(victim, signal.SIGKILL)
         seen = written(pids[survivor])
-        wait_until(lambda: written(pids[survivor]) > seen + RATE // 4, "the other to go on")
+        wait_until(lambda: written(pids[survivor]) > seen + ENDLESS_RATE // 4, "the other to go on")
         with started_again(cluster, cluster._running().address.port) as client:
             assert attempts(client.job(job)) == attempts(before), "right at once, with nobody back"
             after = wait_until(
@@ -111,7 +113,7 @@ def test_tasks_run_on_without_a_coordinator_and_the_next_one_recovers_what_died_
             assert client.status().term == 2
             assert {each.pid for each in client.status().workers if each.state == "alive"} >= {pids[survivor]}
             seen = written(pids[survivor])
-            wait_until(lambda: written(pids[survivor]) > seen + RATE // 4, "output to go on")
+            wait_until(lambda: written(pids[survivor]) > seen + ENDLESS_RATE // 4, "output to go on")
 
 
 def stopped_outside_of_a_write(coordinator: Child, directory: Path) -> None:
@@ -138,7 +140,8 @@ def test_a_coordinator_that_was_only_stopped_is_refused_and_its_workers_stay_wit
     # The next one awaits them for as long; nobody is to be lost for being late on a busy machine.
     settings: dict[str, Any] = {"heartbeat_interval": 0.25, "heartbeat_timeout": 30.0, "slots": 1}
     with LocalCluster(workers=2, **settings) as cluster:
-        job = cluster.submit(Stream.generate(numbers, rate=RATE).rebalance().to_count(), parallelism=2).id
+        stream = Stream.generate(numbers, rate=ENDLESS_RATE).rebalance().to_count()
+        job = cluster.submit(stream, parallelism=2).id
         before = wait_until(
             lambda: (info := cluster.client.job(job)).state == "running" and info, "the job to run"
         )

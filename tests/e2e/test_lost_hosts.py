@@ -25,7 +25,7 @@ from minishuffle.config import ClusterSettings
 pytestmark = [pytest.mark.extra, pytest.mark.slow, pytest.mark.timeout(180)]
 
 SECONDS_MAX = 60.0
-RATE = 1_000.0
+RATE = 200.0
 Until = Callable[..., Any]
 
 
@@ -51,7 +51,7 @@ def passed_on(handle: JobHandle) -> dict[int, int]:
 def goes_on(handle: JobHandle, wait_until: Until, *subtasks: int) -> None:
     before = passed_on(handle)
     wait_until(
-        lambda: all(passed_on(handle).get(each, 0) > before.get(each, 0) + 200 for each in subtasks),
+        lambda: all(passed_on(handle).get(each, 0) > before.get(each, 0) + 40 for each in subtasks),
         f"more records of {subtasks}",
         SECONDS_MAX,
     )

@@ -29,7 +29,7 @@ PARALLELISM = 4
 @pytest.fixture(scope="module")
 def busy(own_imports: None, watch: Any, wait_until: Callable[..., Any]) -> Iterator[Any]:
     """Two workers with four slots each, and a keyed job of parallelism 4 that has crossed between them."""
-    endless = Stream.generate(lambda start, count: list(range(start, start + count)), rate=1_000)
+    endless = Stream.generate(lambda start, count: list(range(start, start + count)), rate=100)
     with LocalCluster(workers=2, slots=4) as cluster:
         seen = watch(cluster)
         counted = endless.key_by(lambda number: number % 1000).count(emit="batch").to_count()
@@ -106,6 +106,22 @@ def test_a_worker_whose_output_finds_no_room_works_all_the_same(wait_until: Call
         assert b"cannot write where this worker listens (No space left on device)" in said
 
 
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_pinned_worker_and_all_its_threads_stay_on_one_processor(
+    pinned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usable = os.sched_getaffinity(0)
+    last = max(usable)
+    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda _: {last})  # as many as there are workers
+    with LocalCluster(workers=1, slots=1, pin_workers=pinned) as cluster:
+        cluster.run(Stream.items(list(range(10))).to_count())
+        (pid,) = cluster.workers.values()
+        monkeypatch.undo()
+        found = [os.sched_getaffinity(thread.id) for thread in psutil.Process(pid).threads()]
+    assert found
+    assert found == [{last} if pinned else usable] * len(found)
+
+
 # --- processes that import for themselves, which they do to the end of the file --------------------------
 
 
@@ -154,22 +170,6 @@ def test_the_ends_of_the_connection_belong_to_the_two_workers(busy: Any) -> None
             owners[local] = int(owner[1])
     peer = first["peers"][0]
     assert (owners[peer["local"]], owners[peer["remote"]]) == (first["pid"], second["pid"])
-
-
-@pytest.mark.parametrize("pinned", [True, False])
-def test_a_pinned_worker_and_all_its_threads_stay_on_one_processor(
-    pinned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usable = os.sched_getaffinity(0)
-    last = max(usable)
-    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda _: {last})  # as many as there are workers
-    with LocalCluster(workers=1, slots=1, pin_workers=pinned) as cluster:
-        cluster.run(Stream.items(list(range(10))).to_count())
-        (pid,) = cluster.workers.values()
-        monkeypatch.undo()
-        found = [os.sched_getaffinity(thread.id) for thread in psutil.Process(pid).threads()]
-    assert found
-    assert found == [{last} if pinned else usable] * len(found)
 
 
 def test_a_process_without_a_standard_output_says_where_it_listens_in_its_log(

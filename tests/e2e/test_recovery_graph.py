@@ -29,7 +29,7 @@ SPLITS = 4
 PARALLELISM = 4
 WORKERS = PARALLELISM + 1
 """Each subtask has a worker of its own at first, and the last one is there for what is lost."""
-RATE = 1_000
+RATE = 400
 """Rows per second of each source."""
 STEP_MICROS = SPLITS * 1_000_000 // RATE
 """Event time between two rows of a split: it runs as fast as the clock."""
@@ -37,7 +37,7 @@ OUT_OF_ORDER = timedelta(seconds=5)
 """A source that restarts is behind the others for less than that."""
 BATCH_ROWS = 10
 SECONDS_MAX = 60.0
-PROGRESS_ROWS = 200
+PROGRESS_ROWS = 80
 OPERATORS = ["left", "right", "join", "second", "side", "rows", "files"]
 Until = Callable[..., Any]
 

@@ -27,7 +27,7 @@ def numbers(start: int, count: int) -> list[int]:
 
 
 def endless() -> Stream[Any]:
-    counted = Stream.generate(numbers, rate=2_000).key_by(lambda number: number % 100).count(emit="batch")
+    counted = Stream.generate(numbers, rate=200).key_by(lambda number: number % 100).count(emit="batch")
     return counted.to_count()
 
 
@@ -54,7 +54,7 @@ def test_a_killed_worker_is_taken_over_and_there_is_another_standby_worker_again
             counted = [rows(handle, index) for index in (0, 1)]
             cluster.kill_worker(victim, signal.SIGKILL)
             wait_until(
-                lambda counted=counted: all(rows(handle, i) > counted[i] + 1_000 for i in (0, 1)),
+                lambda counted=counted: all(rows(handle, i) > counted[i] + 100 for i in (0, 1)),
                 "more rows at both",
             )
             where = {(task.operator, task.index): task.worker for task in handle.info().tasks}

@@ -86,7 +86,7 @@ def numbers(start: int, count: int) -> list[int]:
     return list(range(start, start + count))
 
 
-def counted(rate: float = 2_000) -> Stream[Any]:
+def counted(rate: float = 200) -> Stream[Any]:
     return (
         Stream.generate(numbers, rate=rate).key_by(lambda number: number % 50).count(emit="batch").to_count()
     )
