@@ -333,7 +333,9 @@ PROFILE_STACKS_MAX: Final = 2_000
 PROFILE_UNASKED_SECONDS_MAX: Final = 10.0
 """A profile that nobody has asked for so long ends, and is dropped."""
 STORE_SECONDS_MAX: Final = 10.0
-"""Seconds for which an object store may say nothing in one of three tries of a request for a snapshot."""
+"""Seconds for which an object store may say nothing in one of ``STORE_TRIES`` of a request for a snapshot."""
+STORE_TRIES: Final = 3
+"""How often a request for a snapshot is made of an object store that does not answer, or with an error."""
 UNFINISHED_SNAPSHOT_SECONDS: Final = 3_600.0
 """A snapshot without a manifest, to which nothing was added for so long, may be removed."""
 RESULT_SEGMENTS: Final = 2 * RESULT_READERS_MAX

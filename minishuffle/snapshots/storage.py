@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from minishuffle.errors import StorageUnavailable, UnreadableSnapshot, UsageError
-from minishuffle.limits import STORE_SECONDS_MAX
+from minishuffle.limits import STORE_SECONDS_MAX, STORE_TRIES
 from minishuffle.snapshots.sealedmanifest import MANIFEST
 
 __all__ = ["Entry", "Folder", "OpenFile", "folder_at", "folder_above", "place_below", "without_credentials"]
@@ -281,7 +281,7 @@ def _bounded(system: Any, uri: str) -> Any:
         region=system.region,
         request_timeout=STORE_SECONDS_MAX,
         connect_timeout=STORE_SECONDS_MAX,
-        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=3),
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=STORE_TRIES),
         allow_delayed_open=True,
         **options,
     )

@@ -184,7 +184,7 @@ def test_a_wrong_secret_is_refused(shell: Shell, secret: Path, tmp_path: Path) -
 def check_that_signals_cancel(shell: Shell) -> None:
     """A command that waits for its job cancels it on Ctrl-C and on SIGTERM."""
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-        waiting = shell.start("submit", "keyby", "--wait", "--set", "rate=100", "--name", number.name)
+        waiting = shell.start("submit", "keyby", "--wait", "--set", "rate=1000", "--name", number.name)
         assert waiting.stderr is not None
         assert "runs" in waiting.stderr.readline()
         waiting.send_signal(number)
@@ -240,7 +240,7 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
     assert sorted(map(tuple, done["rows"])) == [("a", 2), ("b", 1)]
     check_that_failures_are_shown(shell, tmp_path / "own.py")
 
-    submitted = shell.json("submit", "keyby", "--name", "endless", "--set", "rate=100")
+    submitted = shell.json("submit", "keyby", "--name", "endless", "--set", "rate=1000")
     check_that_a_pair_has_one_connection(shell)
     check_that_signals_cancel(shell)
     saved = shell.json("jobs", "savepoint", submitted["job"])

@@ -64,12 +64,16 @@ class Faults:
         self.late: set[str] = set()
         """They are not answered before :attr:`released`."""
         self.released = threading.Event()
+        self.refusals = 0
+        """How many requests were refused."""
 
     def are_in(self, asked: str) -> bool:
         """Whether a request is to be refused; waits with one that is late."""
         if any(each in asked for each in self.late):
             self.released.wait(60)
-        return any(each in asked for each in self.refused)
+        is_refused = any(each in asked for each in self.refused)
+        self.refusals += is_refused
+        return is_refused
 
 
 class _Handler(BaseHTTPRequestHandler):
