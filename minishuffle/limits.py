@@ -227,6 +227,14 @@ BLOCKING_BYTES_MAX: Final = 16 * 1024 * MIB
 """All blocking partitions of a worker, and what its gates have read of some; a setting's default."""
 BLOCKS_READ_AHEAD_BYTES: Final = 4 * MIB
 """Bytes that all views of one blocking partition read ahead from the disk."""
+RETAINED_BYTES: Final = 1024 * MIB
+"""What a worker retains of elements that were sent, in memory and on disk; a setting's default."""
+RETAINED_MEMORY_SHARE: Final = 4
+"""One part in so many of these bytes may lie in memory."""
+RETAINED_FILE_BYTES: Final = 64 * MIB
+"""One file of retained elements: it is given up as a whole."""
+RETAINED_LOOK_BYTES: Final = 256 * KIB
+"""So much may be retained of one edge before the bound is looked at again."""
 DISK_THREADS: Final = 4
 """Threads of a worker that read from disks and close files for its loop."""
 SECRET_CHARS_MIN: Final = 32

@@ -16,7 +16,7 @@ from minishuffle.exchange.buffers import WholeBatch
 from minishuffle.exchange.elements import ByteBudget, Part, encode, unpinned
 from minishuffle.limits import BATCH_BYTES_MAX
 
-__all__ = ["WholeBatches"]
+__all__ = ["WholeBatches", "as_handed_over"]
 
 
 class WholeBatches:
@@ -48,13 +48,13 @@ class WholeBatches:
         Args:
             buffer_size: bytes that it has for each buffer that it counts for; None: a segment's.
         """
-        if batch.payload.nbytes > 2 * BATCH_BYTES_MAX:
+        frozen = as_handed_over(batch)
+        if frozen is None:
             return None
-        columns = unpinned(batch.payload)
-        size = columns.nbytes + (0 if batch.times is None else batch.times.nbytes)
+        handed, size = frozen
         whole = WholeBatch(
-            Batch(columns, None, batch.times),
-            columns.num_rows,
+            handed,
+            len(handed),
             size,
             self._segment_bytes if buffer_size is None else min(buffer_size, self._segment_bytes),
             parts=_parts,
@@ -65,6 +65,16 @@ class WholeBatches:
 
     def _free(self, whole: WholeBatch) -> None:
         self._budget.release(id(whole))
+
+
+def as_handed_over(batch: Batch) -> tuple[Batch, int] | None:
+    """A batch of columns as it stays in its process, in memory that nobody writes to, and its bytes; None: it
+    is to be cut up."""
+    if batch.payload.nbytes > 2 * BATCH_BYTES_MAX:
+        return None
+    columns = unpinned(batch.payload)
+    size = columns.nbytes + (0 if batch.times is None else batch.times.nbytes)
+    return Batch(columns, None, batch.times), size
 
 
 def _parts(batch: Batch) -> list[Part]:
