@@ -243,9 +243,10 @@ class WholeBatch:
 
 
 class SliceOwner(Protocol):
-    """The view that a slice was polled from."""
+    """Whoever a slice was polled from."""
 
-    def slice_released(self, builder: BufferBuilder) -> None: ...
+    def slice_released(self, builder: Any) -> None:
+        """Gets back what the slice was made of."""
 
 
 class Slice:
@@ -283,7 +284,7 @@ class Slice:
         self.backlog = 0
         self.view: SliceOwner | None = None
         """Gets ``builder`` back, if the memory is a segment's."""
-        self.builder: BufferBuilder | None = None
+        self.builder: Any = None
         self.whole: WholeBatch | None = None
         """The batch, instead of memory."""
 

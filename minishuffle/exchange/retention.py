@@ -1,20 +1,25 @@
-"""What a worker retains: elements that were sent and may be asked for again, in memory first and then on disk.
+"""What a worker retains: elements that were sent and may be asked for again, in memory first, then on disk.
 
-All partitions of a worker share one bound (:class:`RetainedBytes`), and each has a store
-(:class:`RetainedStore`). When memory is full, the store that is written to next moves its oldest elements
-into a file, which is given up once nobody retains any of it. The bound holds between elements only: all
-that a task writes for one element that it reads may exceed it, on disk. If a disk is full, elements stay in
-memory, the writer waits, and what is full is said; nothing is dropped.
+Elements are held in *blocks*: some short ones that fill a buffer together, or a longer one. Short ones are
+copied into *pages* of a buffer's size, which are used again: memory that is kept for a second and then given
+back would be cleared by the system each time, which takes longer than the copy. A longer one stays where it
+was encoded. All partitions
+of a worker share one bound (:class:`RetainedBytes`), and each has a store (:class:`RetainedStore`). When
+memory is full, the store that is written to next moves its oldest blocks into a file, which is given up once
+nobody retains any of it. The bound holds between elements only: all that a task writes for one element that
+it reads may exceed it, on disk. If a disk is full, blocks stay in memory, the writer waits, and what is full
+is said; nothing is dropped.
 
-A store is written to by one thread (the task's) and freed by another (the loop's), without a lock: each
-element leaves one of its two tables by one step that the interpreter does not divide, and who took it out
-counts it.
+A store is written to by one thread (the task's) and freed by another (the loop's), without a lock: each block
+leaves one of its two tables by one step that the interpreter does not divide, and who took it out counts it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -24,54 +29,92 @@ from minishuffle.exchange.elements import Part, encode
 from minishuffle.exchange.elementstore import ElementStore, StoredElement
 from minishuffle.limits import RETAINED_FILE_BYTES, RETAINED_LOOK_BYTES
 
-__all__ = ["RetainedBytes", "RetainedElement", "RetainedStore", "Spilled"]
+__all__ = ["RetainedBlock", "RetainedBytes", "RetainedData", "RetainedStore", "Spilled"]
 
-ELEMENT_OVERHEAD_BYTES: Final = 400
-"""What an element takes beside its bytes: Python's objects for it, and its places in logs and tables."""
+BLOCK_OVERHEAD_BYTES: Final = 600
+"""What a block takes beside its pages: Python's objects for it, and its places in logs and tables."""
 _SPILL_DOWN_TO: Final = 7 / 8
-"""Of the memory, so that not every element makes the next one move."""
+"""Of the memory, so that not every block makes the next one move."""
+_FREE_SHARE: Final = 2
+"""One part in so many of the memory may be free pages that wait to be used again."""
 
 
-class Spilled(NamedTuple):
-    """Where an element lies on disk."""
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """Where a block lies on disk."""
 
     store: ElementStore
     element: StoredElement
 
-    def read(self) -> list[Part]:
+    def read(self) -> tuple[Part, ...]:
         """Its bytes. (Any thread; it may wait for the disk.) Raises PartitionLost: they are not what was
         written."""
-        return [self.store.read(self.element)]
+        return (self.store.read(self.element),)
 
 
-Held: TypeAlias = "list[Part] | Batch | Spilled | None"
+RetainedData: TypeAlias = "list[Part] | tuple[Part, ...] | Batch | Spilled | None"
+"""What is in a block: the parts of its elements while it is open; once it is complete, its bytes in pages, a
+batch that is handed over as it is, or a place on disk; nothing once nobody holds it."""
 
 
-class RetainedElement:
-    """One element that is retained, for one consumer or, if it was broadcast, for several.
+class RetainedBlock:
+    """Whole elements in their order, for one consumer or, if they are broadcast, for several.
 
     Args:
-        size: bytes of ``data``: the element's parts, or a batch that was handed over, as it is.
+        rows, size: of ``batch``.
+        batch: one that is handed over, and makes up the block. None: elements are written to it one by one,
+            all of as many parts.
         holders: logs that hold it.
     """
 
-    __slots__ = ("data", "freed", "holders", "number", "rows", "size")
+    __slots__ = (
+        "charged",
+        "closed",
+        "data",
+        "ends",
+        "freed",
+        "holders",
+        "lent",
+        "number",
+        "rows",
+        "size",
+        "width",
+    )
 
-    def __init__(self, number: int, rows: int, size: int, data: list[Part] | Batch, holders: int) -> None:
-        self.number = number
+    def __init__(self, rows: int = 0, size: int = 0, batch: Batch | None = None, *, holders: int = 1) -> None:
+        self.data: RetainedData = [] if batch is None else batch
+        """(Writer, but for None.)"""
+        self.ends: list[int] = []
+        """(Writer.) The rows up to the end of each element that was written to it. One is there once its end
+        is."""
+        self.width = 0
+        """Parts of each of these elements."""
         self.rows = rows
         self.size = size
-        self.data: Held = data
-        """None: nobody holds it any more."""
+        self.closed = False
+        """(Writer.) Nothing follows."""
+        self.charged = 0
+        """The bytes that it counts for, once it is closed."""
         self.holders = holders
         """(Loop.)"""
+        self.lent = 0
+        """(Loop.) Pieces of it that consumers or sockets have."""
         self.freed = False
         """(Loop.) Nobody holds it: set before it is taken out of a table."""
+        self.number = 0
+        """Its number in the store, once it is closed."""
 
-    @property
-    def charged(self) -> int:
-        """The bytes that it counts for."""
-        return self.size + ELEMENT_OVERHEAD_BYTES
+    def takes(self, parts: list[Part], size: int, capacity: int) -> bool:
+        """(Writer.) Whether an element of so many bytes may follow."""
+        return len(parts) == self.width and self.size + size <= capacity
+
+    def write(self, rows: int, parts: list[Part], size: int) -> None:
+        """(Writer.) Append one element to an open block."""
+        self.width = len(parts)
+        self.data += parts  # type: ignore[operator]
+        self.size += size
+        self.rows += rows
+        self.ends.append(self.rows)
 
 
 class RetainedBytes:
@@ -80,13 +123,15 @@ class RetainedBytes:
     Invariants, behind each look of a store (at the least every ``RETAINED_LOOK_BYTES`` that it takes in)::
 
         memory ≤ memory_bytes + Σ keep_bytes of stores, or a disk is full
-        used = memory + disk = Σ over elements that are held
+        used = memory + disk = Σ over closed blocks that are held
 
-    and between the elements that a task reads ``used ≤ limit_bytes + what the last one made``.
+    and between the elements that a task reads ``used ≤ limit_bytes + what the last one made``. A block that
+    is open, of up to a buffer for each consumer, is not counted.
 
     Args:
         limit_bytes: the bound of memory and disk together.
-        memory_bytes: above so many bytes in memory, stores move elements to disk.
+        memory_bytes: above so many bytes in memory, stores move blocks to disk.
+        page_bytes: of a page: those of a buffer.
         on_half: called by any thread when half of the bound is reached, once until less than that is held: a
             snapshot of the consumers would free what is retained.
         on_disk_full: called by a task's thread with the error of a disk that takes no more, once until one
@@ -97,28 +142,47 @@ class RetainedBytes:
         self,
         limit_bytes: int,
         memory_bytes: int,
+        page_bytes: int,
         *,
         on_half: Callable[[], None] = lambda: None,
         on_disk_full: Callable[[ResourceExhausted], None] = lambda error: None,
     ) -> None:
         self.limit_bytes = limit_bytes
         self.memory_bytes = memory_bytes
+        self.page_bytes = page_bytes
         self.half_reached = False
         """At least half of the bound is held."""
         self.disk_full = False
         self._stores: list[RetainedStore] = []
+        self._free: deque[bytearray] = deque()
+        """Pages that wait to be used again."""
+        self._free_max = memory_bytes // _FREE_SHARE // page_bytes
         self._on_half = on_half
         self._on_disk_full = on_disk_full
 
     @property
     def memory(self) -> int:
-        """(Any thread.) Bytes in memory."""
+        """(Any thread.) Bytes in memory, without free pages."""
         return sum(store.memory for store in self._stores)
 
     @property
     def used(self) -> int:
         """(Any thread.) Bytes in memory and on disk."""
         return sum(store.held for store in self._stores)
+
+    def take_page(self) -> bytearray:
+        """(Task.)"""
+        try:
+            return self._free.pop()  # which came back last: a cache may have it
+        except IndexError:
+            return bytearray(self.page_bytes)
+
+    def give_back(self, data: RetainedData) -> None:
+        """(Loop.) Nobody looks at these pages any more."""
+        if isinstance(data, tuple) and len(data) == 1 and len(self._free) < self._free_max:
+            part = data[0]
+            if isinstance(part, memoryview) and isinstance(page := part.obj, bytearray):
+                self._free.append(page)
 
     def enter(self, store: RetainedStore) -> None:
         """(Loop.) Count that store."""
@@ -154,8 +218,8 @@ class RetainedStore:
     """What one partition retains.
 
     Args:
-        keep_bytes: so much of the newest stays in memory: consumers that keep up never wait for a disk.
         make_store: gives the store of the next file, with nothing in memory.
+        keep_bytes: so much of the newest stays in memory: consumers that keep up never wait for a disk.
         wake: (loop) has the writer look again whether there is room.
     """
 
@@ -175,9 +239,9 @@ class RetainedStore:
         self._budget = budget
         self._make_store = make_store
         self._keep_bytes = keep_bytes
-        self._in_memory: dict[int, RetainedElement] = {}
+        self._in_memory: dict[int, RetainedBlock] = {}
         """By number, the oldest first."""
-        self._on_disk: dict[int, RetainedElement] = {}
+        self._on_disk: dict[int, RetainedBlock] = {}
         self._file: ElementStore | None = None
         # Each of these has one writer: the task's thread …
         self._number = 0
@@ -203,17 +267,33 @@ class RetainedStore:
 
     # --- task ------------------------------------------------------------------------------------
 
-    def add(self, rows: int, size: int, data: list[Part] | Batch, holders: int = 1) -> RetainedElement:
-        """Retain an element. What memory has no room for goes to disk; this waits for nobody."""
-        if type(data) is list and len(data) > 3:
-            data = [_owned(part) for part in data]
-        self._number = number = self._number + 1
-        element = RetainedElement(number, rows, size, data, holders)
-        self._in_memory[number] = element
-        self._added = added = self._added + size + ELEMENT_OVERHEAD_BYTES
+    def close(self, block: RetainedBlock) -> None:
+        """A block is complete: retain it. What memory has no room for goes to disk; this waits for nobody."""
+        if isinstance(block.data, list):
+            pages, taken = self._packed(block.data, block.size)
+            block.charged = taken + BLOCK_OVERHEAD_BYTES
+            block.data = pages
+        else:
+            block.charged = block.size + BLOCK_OVERHEAD_BYTES
+        self._number = block.number = self._number + 1
+        self._in_memory[block.number] = block
+        block.closed = True  # a log that holds it may free it from now on
+        self._added = added = self._added + block.charged
         if added >= self._look_at:
             self._look()
-        return element
+
+    def _packed(self, parts: list[Part], size: int) -> tuple[tuple[Part, ...], int]:
+        """The bytes as they are held, and what these take. A page has those that fill half of it; those of a
+        longer element stay where they are."""
+        page_bytes = self._budget.page_bytes
+        if size > page_bytes:
+            return tuple(map(_owned, parts)), size
+        joined = b"".join(parts)
+        if 2 * size < page_bytes:
+            return (joined,), size
+        page = self._budget.take_page()
+        page[:size] = joined
+        return (memoryview(page)[:size],), page_bytes
 
     def make_room(self) -> bool:
         """Move to disk what is to go there; gives whether there is room within the bound."""
@@ -231,57 +311,64 @@ class RetainedStore:
         self._look_at = self._added + min(RETAINED_LOOK_BYTES, budget.memory_bytes // 8)
 
     def _spill(self) -> bool:
-        """Move the oldest elements to disk; False: it takes no more."""
+        """Move the oldest blocks to disk; False: it takes no more."""
         budget = self._budget
         down_to = int(budget.memory_bytes * _SPILL_DOWN_TO)
         for number in list(self._in_memory):
             if self.memory <= self._keep_bytes or budget.memory <= down_to:
                 break
-            element = self._in_memory.get(number)
-            if element is None or (data := element.data) is None:
+            block = self._in_memory.get(number)
+            if block is None or (data := block.data) is None:
                 continue  # it was freed
-            assert not isinstance(data, Spilled)
-            parts = data if isinstance(data, list) else encode(data)[1]
+            assert isinstance(data, tuple | Batch)
+            parts = encode(data)[1] if isinstance(data, Batch) else list(data)
             try:
-                self._move(element, parts)
+                self._move(block, parts)
             except ResourceExhausted as error:
                 budget.note_disk(error)
                 return budget.memory < budget.memory_bytes
             budget.note_disk(None)
         return True
 
-    def _move(self, element: RetainedElement, parts: list[Part]) -> None:
+    def _move(self, block: RetainedBlock, parts: list[Part]) -> None:
+        """Its pages are not used again: a view may have looked at them just now."""
         store = self._file
         if store is None or store.bytes >= RETAINED_FILE_BYTES:
             store = self._file = self._make_store()
-        spilled = Spilled(store, store.append(element.rows, parts))
-        if self._in_memory.pop(element.number, None) is None:
+        spilled = Spilled(store, store.append(block.rows, parts))
+        if self._in_memory.pop(block.number, None) is None:
             return  # it was freed meanwhile
-        element.data = spilled
-        self._spilled += element.charged
-        self._on_disk[element.number] = element
-        if element.freed and self._on_disk.pop(element.number, None) is not None:
-            element.data = None  # the loop found it in neither table
-            self._freed_late += element.charged
+        block.data = spilled
+        self._spilled += block.charged
+        self._on_disk[block.number] = block
+        if block.freed and self._on_disk.pop(block.number, None) is not None:
+            block.data = None  # the loop found it in neither table
+            self._freed_late += block.charged
 
     # --- loop ------------------------------------------------------------------------------------
 
-    def free(self, element: RetainedElement) -> None:
-        """One log holds the element no more; call :meth:`RetainedBytes.note_freed` behind the last."""
-        element.holders -= 1
-        if element.holders:
+    def free(self, block: RetainedBlock) -> None:
+        """One log holds the closed block no more; call :meth:`note_freed` behind the last."""
+        block.holders -= 1
+        if block.holders:
             return
-        element.freed = True  # before the look: see _move
-        if self._in_memory.pop(element.number, None) is not None:
-            self._freed_memory += element.charged
-            element.data = None
-        elif self._on_disk.pop(element.number, None) is not None:
-            self._freed_disk += element.charged
-            element.data = None
+        block.freed = True  # before the look: see _move
+        if self._in_memory.pop(block.number, None) is not None:
+            self._freed_memory += block.charged
+            data, block.data = block.data, None
+            if not block.lent:
+                self._budget.give_back(data)
+        elif self._on_disk.pop(block.number, None) is not None:
+            self._freed_disk += block.charged
+            block.data = None
 
     def note_freed(self) -> None:
-        """Elements were freed."""
+        """Blocks were freed."""
         self._budget.note_freed()
+
+    def slice_released(self, block: RetainedBlock) -> None:
+        """Whoever had a piece of that block has let go of it."""
+        block.lent -= 1
 
     def release(self) -> None:
         """Nothing is retained any more."""
@@ -298,7 +385,7 @@ class RetainedStore:
         """Check the invariants; for tests."""
         memory, disk = (sum(each.charged for each in at.values()) for at in (self._in_memory, self._on_disk))
         assert (self.memory, self.held) == (memory, memory + disk)
-        assert all(not isinstance(each.data, Spilled) for each in self._in_memory.values())
+        assert all(isinstance(each.data, tuple | Batch) for each in self._in_memory.values())
         assert all(isinstance(each.data, Spilled) for each in self._on_disk.values())
         assert all(each.holders > 0 for at in (self._in_memory, self._on_disk) for each in at.values())
 

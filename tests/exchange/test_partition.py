@@ -15,6 +15,8 @@ from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.elementstore import ElementStore, StorePlace
 from minishuffle.exchange.partition import PartitionView, ResultPartition, serve
 from minishuffle.exchange.pipelined import PipelinedPartition
+from minishuffle.exchange.retained import RetainedPartition
+from minishuffle.exchange.retention import RetainedBytes, RetainedStore
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import NextType
@@ -47,6 +49,24 @@ class Kind:
                 self.notified.append,
                 self.counters,
                 flushing=Flush.AT_ONCE,
+            )
+        elif kind.startswith("retained"):
+            budget = RetainedBytes(1 << 30, 1 << 29 if kind == "retained" else 0, CAPACITY)
+            self.partition = RetainedPartition(
+                NAME,
+                CONSUMERS,
+                self.notified.append,
+                self.counters,
+                RetainedStore(
+                    budget, lambda: ElementStore("p", StorePlace()), keep_bytes=0, wake=lambda: None
+                ),
+                version=1,
+                flushing=Flush.AT_ONCE,
+                wait=lambda ready: None,
+                wake=lambda: None,
+                capacity=CAPACITY,
+                unread_bytes=1 << 20,
+                disk=self.disk,
             )
         else:
             self.partition = BlockingPartition(
@@ -83,7 +103,7 @@ class Kind:
         return self.network.free == self.network.total and set(os.listdir("/proc/self/fd")) == self._files
 
 
-@pytest.fixture(params=["pipelined", "memory", "disk", "shared"])
+@pytest.fixture(params=["pipelined", "memory", "disk", "shared", "retained", "retained on disk"])
 def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
     kind = Kind(request.param)
     yield kind
@@ -192,7 +212,7 @@ def test_what_is_released_is_given_back(kind: Kind) -> None:
     assert kind.clean
 
 
-@pytest.mark.parametrize("kind", ["memory", "disk", "shared"], indirect=True)
+@pytest.mark.parametrize("kind", ["memory", "disk", "shared", "retained", "retained on disk"], indirect=True)
 @pytest.mark.parametrize("reason", list(CancelReason))
 def test_one_that_is_stored_is_read_again_whatever_became_of_the_reader(
     reason: CancelReason, kind: Kind
