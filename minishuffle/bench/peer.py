@@ -131,6 +131,9 @@ class _RingView:
     def resume(self, barrier: int) -> None:
         """No barrier comes."""
 
+    def make_stable(self, version: int, row: int) -> None:
+        """There are no snapshots."""
+
     def next_type(self) -> NextType:
         if self._count:
             return NextType.DATA if self._free else NextType.NONE

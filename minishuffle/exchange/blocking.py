@@ -254,6 +254,8 @@ class BlockingSubpartition:
         *,
         attempt: int = FIRST_ATTEMPT,
         whole: bool = False,
+        version: int = 0,
+        row: int = 0,
     ) -> BlockingView:
         """A view of everything from the beginning on, instead of any other; it gives bytes in any case."""
         before = self.view
@@ -360,6 +362,9 @@ class BlockingView:
 
     def resume(self, barrier: int) -> None:
         """No barrier blocks it."""
+
+    def make_stable(self, version: int, row: int) -> None:
+        """Nothing is retained for a snapshot."""
 
     def hold(self) -> None:
         """No buffer of it is partial."""

@@ -194,6 +194,10 @@ class Attachment(Protocol):
         """The producer is to give what stands behind that barrier."""
         ...
 
+    def make_stable(self, version: int, row: int) -> None:
+        """The task's snapshots cover rows of that version below that one."""
+        ...
+
     def consumed(self, buffer: GivenBack) -> None:
         """The task has given ``buffer`` back; at the end of the partition this attachment ends."""
         ...
@@ -251,6 +255,10 @@ class RemoteAttachment:
 
     def resume(self, barrier: int) -> None:
         self.link.connection.resume_consumption(self.consumer, self.generation, barrier)
+        self.link.flush_soon()
+
+    def make_stable(self, version: int, row: int) -> None:
+        self.link.connection.announce_stable(self.consumer, version, row)
         self.link.flush_soon()
 
     def add_exclusive(self, segment: FreeBuffer) -> None:
@@ -338,6 +346,7 @@ class LocalAttachment:
             buffers are for a remote attachment.
         handed_over: called with each piece that changes hands.
         attempt: of the consumer.
+        version: of the producer's rows.
     """
 
     def __init__(
@@ -349,6 +358,7 @@ class LocalAttachment:
         handed_over: Callable[[Slice], None],
         *,
         attempt: int,
+        version: int,
     ) -> None:
         self.generation = generation
         self.rows_received = 0
@@ -357,7 +367,13 @@ class LocalAttachment:
         self._handed_over = handed_over
         self.outstanding = 0
         self._view: PartitionView | None = subpartition.attach(
-            generation, self.pump, self.fail, attempt=attempt, whole=True
+            generation,
+            self.pump,
+            self.fail,
+            attempt=attempt,
+            whole=True,
+            version=version,
+            row=channel.rows.wanted(version),
         )
 
     @property
@@ -372,6 +388,10 @@ class LocalAttachment:
         if self._view is not None:
             self._view.resume(barrier)
             self.pump()
+
+    def make_stable(self, version: int, row: int) -> None:
+        if self._view is not None:
+            self._view.make_stable(version, row)
 
     def pump(self) -> None:
         """Hand over what is available and allowed."""
@@ -530,7 +550,9 @@ class InputChannel:
         if not self._closed:
             self._replace(version)
             credit = self._buffers.local_credit
-            attachment = LocalAttachment(self, subpartition, generation, credit, handed_over, attempt=attempt)
+            attachment = LocalAttachment(
+                self, subpartition, generation, credit, handed_over, attempt=attempt, version=version
+            )
             self.attachment = attachment
             if self._buffers.buffer_size is not None:
                 attachment.resize(self._buffers.buffer_size)
@@ -586,6 +608,12 @@ class InputChannel:
         if self.attachment is not None and 0 < stopped_at <= self._barriers_over:
             self._stopped_at = 0
             self.attachment.resume(stopped_at)
+
+    def make_stable(self, version: int, row: int) -> None:
+        """Whatever snapshot the task's next attempt begins at, it has those rows of that version below that
+        one: the producer need not retain them. One that is away hears of it next time."""
+        if self.attachment is not None:
+            self.attachment.make_stable(version, row)
 
     def end(self, attachment: Attachment) -> None:
         """The task has read the end of the partition that ``attachment`` delivered."""

@@ -7,6 +7,8 @@ which one it has:
 
 * :class:`~minishuffle.exchange.pipelined.PipelinedPartition`: in network memory, read once as it is written.
 * :class:`~minishuffle.exchange.blocking.BlockingPartition`: stored, and read whole by each view.
+* :class:`~minishuffle.exchange.retained.RetainedPartition`: read as it is written, and retained until no view
+  may begin before it.
 
 (Flink: ``ResultPartition``, ``ResultSubpartition``, ``ResultSubpartitionView``.)
 """
@@ -125,10 +127,14 @@ class ResultSubpartition(Protocol):
         *,
         attempt: int = FIRST_ATTEMPT,
         whole: bool = False,
+        version: int = 0,
+        row: int = 0,
     ) -> PartitionView:
         """The view of a consumer that reads from now on, instead of any other.
 
         Args:
+            version, row: the first row that is new to the consumer, and the version that it knows: what is
+                retained is read from there on.
             on_available: there is something to poll; also called if that is known already.
             on_failed: nothing more comes, and why; the view has ended before.
             whole: batches that are handed over may come as they are.
@@ -251,7 +257,12 @@ class ProducerAttachment:
         self.channel = request.channel
         """The id that the consumer gave."""
         self.view = subpartition.attach(
-            request.generation, self.available, self.fail, attempt=request.consumer_attempt
+            request.generation,
+            self.available,
+            self.fail,
+            attempt=request.consumer_attempt,
+            version=request.version,
+            row=request.row,
         )
 
     def available(self) -> None:

@@ -273,6 +273,8 @@ class PipelinedSubpartition:
         *,
         attempt: int = FIRST_ATTEMPT,
         whole: bool = False,
+        version: int = 0,
+        row: int = 0,
     ) -> PipelinedView:
         """The view of a consumer that reads from now on, instead of any other.
 
@@ -527,6 +529,9 @@ class PipelinedView:
         if self.current and self._barrier == barrier:
             self._barrier = 0
             self._subpartition.resume(barrier)
+
+    def make_stable(self, version: int, row: int) -> None:
+        """Nothing is retained for a snapshot."""
 
     def release(self, reason: CancelReason) -> None:
         """The consumer went away. What is queued stays for the next view, or is dropped; idempotent."""

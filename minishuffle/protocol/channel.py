@@ -91,6 +91,10 @@ class SubpartitionView(Protocol):
         """The consumer continues after a barrier: the view gives data again. No effect if it waits for
         another barrier, or for none. (Flink: ``resumeConsumption``.)"""
 
+    def make_stable(self, version: int, row: int) -> None:
+        """The consumer's snapshots cover rows of that version below that one: they need not be retained. No
+        effect once there is a newer view."""
+
     def release(self, reason: CancelReason) -> None:
         """The consumer is gone; nothing more will be polled through this view. Idempotent."""
 

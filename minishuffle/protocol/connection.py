@@ -53,6 +53,7 @@ from minishuffle.wire.frames import (
     Ping,
     Pong,
     ResumeConsumption,
+    Stable,
     encode_frame,
     frame_name,
     write_buffer,
@@ -208,6 +209,9 @@ class ForeignProducers(Protocol):
     def on_resume(self, channel: int, generation: int, barrier: int) -> None:
         """ResumeConsumption."""
 
+    def on_stable(self, channel: int, version: int, row: int) -> None:
+        """Stable."""
+
 
 class Producers:
     """The channels on which this side produces, including channels handed over to one-way connections.
@@ -347,6 +351,14 @@ class Producers:
         elif (elsewhere := self._elsewhere.get(channel)) is not None:
             elsewhere.on_resume(channel, generation, barrier)
 
+    def on_stable(self, channel: int, version: int, row: int) -> None:
+        """Apply a Stable; ignored for a channel that is not attached: the next one says as much."""
+        producer = self.channels.get(channel)
+        if producer is not None:
+            producer.view.make_stable(version, row)
+        elif (elsewhere := self._elsewhere.get(channel)) is not None:
+            elsewhere.on_stable(channel, version, row)
+
     def available(self, channel: int) -> None:
         """Data, an event or credit has arrived: enqueue the channel, or announce a backlog without credit."""
         producer = self.channels.get(channel)
@@ -485,6 +497,8 @@ class Connection:
         self._granting: dict[int, ConsumerChannel] = {}
         self._resizing: dict[int, int] = {}
         """The buffer sizes to announce, by channel; a newer size replaces an unsent one."""
+        self._stable: dict[int, tuple[int, int]] = {}
+        """Version and row of the Stable to send, by channel; a newer one replaces an unsent one."""
         self._events: list[ConnectionEvent] = []
         self._arriving: ConsumerChannel | None = None
         self._decoder = FrameDecoder(self, limits.DATA_FRAME_BYTES_MAX)
@@ -566,6 +580,8 @@ class Connection:
                 self.producers.on_buffer_size(channel, size)
             case ResumeConsumption(channel, generation, barrier):
                 self.producers.on_resume(channel, generation, barrier)
+            case Stable(channel, version, row):
+                self.producers.on_stable(channel, version, row)
             case CancelPartitionRequest(channel, reason):
                 if (event := self.producers.cancel(channel, reason)) is not None:
                     self._events.append(event)
@@ -635,6 +651,11 @@ class Connection:
         if consumer.state is _OPEN:
             self._control.append(ResumeConsumption(consumer.id, generation, barrier))
 
+    def announce_stable(self, consumer: ConsumerChannel, version: int, row: int) -> None:
+        """Let the next flush tell the producer which rows it need not retain."""
+        if consumer.state is _OPEN:
+            self._stable[consumer.id] = version, row
+
     def cancel(self, consumer: ConsumerChannel, reason: CancelReason = CancelReason.ENDED) -> None:
         """Close a consumer's channel; idempotent."""
         if self._consumers.pop(consumer.id, None) is not None:
@@ -659,6 +680,7 @@ class Connection:
     def _forget(self, consumer: ConsumerChannel) -> None:
         self._granting.pop(consumer.id, None)
         self._resizing.pop(consumer.id, None)
+        self._stable.pop(consumer.id, None)
         if self._arriving is consumer:
             self._arriving = None
             self._counters.rows_discarded += consumer.arriving_rows
@@ -699,6 +721,9 @@ class Connection:
         if self._resizing:
             self._control.extend(NewBufferSize(*each) for each in self._resizing.items())
             self._resizing.clear()
+        if self._stable:
+            self._control.extend(Stable(channel, *each) for channel, each in self._stable.items())
+            self._stable.clear()
         if self._pong is not None:
             self._control.append(self._pong)
             self._pong = None
@@ -711,12 +736,12 @@ class Connection:
 
     @property
     def control_unsent(self) -> int:
-        """Control frames that wait to be sent, and channels with credit or a buffer size to announce."""
-        return len(self._control) + len(self._granting) + len(self._resizing)
+        """Control frames that wait to be sent, and channels with something to announce."""
+        return len(self._control) + len(self._granting) + len(self._resizing) + len(self._stable)
 
     @property
     def wants_to_send(self) -> bool:
-        waits = self._control or self._pong or self._granting or self._resizing
+        waits = self._control or self._pong or self._granting or self._resizing or self._stable
         return bool(waits or self.producers.ready)
 
     def _take_credit(self) -> None:

@@ -10,9 +10,9 @@ All channels of one edge between two workers share the connection, so one slow c
 events included. That is what credit is for.
 
 A *pair* of workers keeps its ordinary connection besides. It carries Ping and Pong and all that consumers say
-(PartitionRequest, NewBufferSize, ResumeConsumption, CancelPartitionRequest), so neither a sign of life nor a
-cancel ever stands behind data. A one-way connection carries BufferResponse and Error from producers to
-consumers, and nothing back; one for both directions, or for several edges, would let two exchanges in a row
+(PartitionRequest, NewBufferSize, ResumeConsumption, Stable, CancelPartitionRequest), so neither a sign of
+life nor a cancel ever stands behind data. A one-way connection carries BufferResponse and Error from producers
+to consumers, and nothing back; one for both directions, or for several edges, would let two exchanges in a row
 block each other for ever. The consumer numbers the connections that it wants, and names the number in each
 PartitionRequest:
 
@@ -144,6 +144,10 @@ class OneWayReceiver:
     def resume_consumption(self, consumer: ConsumerChannel, generation: int, barrier: int) -> None:
         """Tell the producer to continue after a barrier, over the ordinary connection."""
         self._pair.resume_consumption(consumer, generation, barrier)
+
+    def announce_stable(self, consumer: ConsumerChannel, version: int, row: int) -> None:
+        """Tell the producer which rows it need not retain, over the ordinary connection."""
+        self._pair.announce_stable(consumer, version, row)
 
     def cancel(self, consumer: ConsumerChannel, reason: CancelReason = CancelReason.ENDED) -> None:
         """Close a consumer's channel: its data is discarded, at once if it has stopped the other channels;
@@ -379,6 +383,11 @@ class OneWaySender:
         """The consumer sets the size of buffers; received over the ordinary connection."""
         if (producer := self.channels.get(channel)) is not None:
             producer.view.resize(size)
+
+    def on_stable(self, channel: int, version: int, row: int) -> None:
+        """The consumer's snapshots cover these rows; received over the ordinary connection."""
+        if (producer := self.channels.get(channel)) is not None:
+            producer.view.make_stable(version, row)
 
     def on_resume(self, channel: int, generation: int, barrier: int) -> None:
         """The consumer continues after a barrier; received over the ordinary connection. Ignored for another

@@ -28,6 +28,7 @@ CancelPartitionRequest consumer -> producer    reason u8
 Close                  both
 Error                  both                    code u16, text; channel 0: the connection
 NewBufferSize          consumer -> producer    bytes u32
+Stable                 consumer -> producer    version u32, row u64
 Ping, Pong             both                    token u64
 Message                both, control links,    a msgpack map (``wire.messages``); ``channel`` is the
                        and between workers     number of the request that it asks or answers. Between
@@ -85,6 +86,7 @@ __all__ = [
     "Reject",
     "ResumeConsumption",
     "Role",
+    "Stable",
     "U16",
     "U32",
     "U64",
@@ -173,6 +175,8 @@ LATENCY_EVENT: Final = struct.Struct(">BIIq")
 """Kind, operator and index of the source, and the time in microseconds since 1970."""
 BARRIER_EVENT: Final = struct.Struct(">BBI")
 """Kind, whether it blocks its channel (0 or 1), and the number of the barrier, from 1 on."""
+_STABLE: Final = struct.Struct(">IQ")
+"""Version, and the number of a row."""
 _RESUME: Final = struct.Struct(">II")
 """Generation of the channel, and the number of the barrier."""
 
@@ -195,6 +199,7 @@ class FrameType(IntEnum):
     PING = 13
     PONG = 14
     MESSAGE = 15
+    STABLE = 16
 
 
 class Role(IntEnum):
@@ -410,6 +415,16 @@ class NewBufferSize:
 
 
 @dataclass(frozen=True, slots=True)
+class Stable:
+    """The consumer's snapshots cover rows of that version below ``row``: the producer need not retain them.
+    Ignored for a channel that is closed, as that of a fenced attempt is."""
+
+    channel: int
+    version: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     token: int
 
@@ -439,6 +454,7 @@ Frame: TypeAlias = (
     | Close
     | Error
     | NewBufferSize
+    | Stable
     | Ping
     | Pong
     | Message
@@ -536,6 +552,8 @@ def encode_frame(frame: Frame) -> bytes:
             kind, body = FrameType.RESUME_CONSUMPTION, _RESUME.pack(generation, barrier)
         case NewBufferSize(channel, size):
             kind, body = FrameType.NEW_BUFFER_SIZE, U32.pack(size)
+        case Stable(channel, version, row):
+            kind, body = FrameType.STABLE, _STABLE.pack(version, row)
         case Error(channel, code, text):
             kind, body = FrameType.ERROR, U16.pack(code) + _text(text)
         case Ping(token):
@@ -677,6 +695,7 @@ _DECODERS: Final[dict[int, Callable[[int, BodyReader], Frame]]] = {
     FrameType.NEW_BUFFER_SIZE: lambda channel, body: NewBufferSize(
         channel, positive("buffer size", body.unpack(U32)[0], limits.SEGMENT_BYTES_MAX)
     ),
+    FrameType.STABLE: lambda channel, body: Stable(channel, *body.unpack(_STABLE)),
     FrameType.PING: lambda channel, body: Ping(*body.unpack(U64)),
     FrameType.PONG: lambda channel, body: Pong(*body.unpack(U64)),
 }

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import LocalProtocolError, PartitionLost, ShuffleError, Superseded, TaskCancelled
+from minishuffle.errors import PartitionLost, ShuffleError, Superseded
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.buffers import Flush, Slice
 from minishuffle.exchange.elements import Assembler, AssemblyBudget, decode, encode
@@ -351,7 +347,9 @@ class Replay(RuleBasedStateMachine):
             return
         self.producer.validate()
         for consumer, written, start in zip(self.consumers, self.written, self.starts, strict=True):
-            assert consumer.rows == written[: len(consumer.rows)] and consumer.next == start + len(consumer.rows)
+            assert consumer.rows == written[: len(consumer.rows)] and consumer.next == start + len(
+                consumer.rows
+            )
             assert all(isinstance(error, Superseded) for error in consumer.errors)
             assert consumer.subpartition.rows == start + len(written)
 

@@ -18,10 +18,12 @@ from minishuffle.errors import (
     PeerLost,
     PeerSuspected,
     RemoteProtocolError,
+    Superseded,
     TaskFailed,
 )
 from minishuffle.exchange.subpartition import PipelinedSubpartition, PipelinedView
 from minishuffle.ids import JobId, PartitionId
+from minishuffle.protocol.channel import SubpartitionView
 from minishuffle.protocol.connection import (
     LAST_LOOK_SECONDS,
     Connection,
@@ -46,6 +48,7 @@ from minishuffle.wire.frames import (
     PartitionRequest,
     Ping,
     Pong,
+    Stable,
     encode_frame,
 )
 from support.frames import Piece
@@ -318,6 +321,61 @@ def test_a_buffer_size_of_a_channel_that_is_not_there_is_ignored(peers_of: Calla
     assert "new_buffer_size" not in peers.counters[1].frames_out
     peers.producer.receive(encode_frame(NewBufferSize(channel.id, 20)), 0.0)
     assert peers.partition.subpartitions[0].buffer_size is None
+
+
+class NotedView:
+    """A view, and the Stable frames that reached it."""
+
+    def __init__(self, view: SubpartitionView) -> None:
+        self.view = view
+        self.stable: list[tuple[int, int]] = []
+
+    def make_stable(self, version: int, row: int) -> None:
+        self.stable.append((version, row))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.view, name)
+
+
+def noted_view(peers: Peers, number: int) -> NotedView:
+    producer = peers.producer.producers.channels[peers.gates[number].channel.id]
+    producer.view = noted = NotedView(producer.view)  # type: ignore[assignment]
+    return noted
+
+
+def test_stable_reaches_the_view_of_its_channel_and_the_newest_one_goes(
+    peers_of: Callable[..., Peers],
+) -> None:
+    peers = peers_of(channels=2)
+    peers.request_all()
+    peers.settle()
+    first, second = noted_view(peers, 0), noted_view(peers, 1)
+    for row in (7, 1 << 40):
+        peers.consumer.announce_stable(peers.gates[0].channel, 3, row)
+    peers.consumer.announce_stable(peers.gates[1].channel, 3, 9)
+    assert peers.consumer.wants_to_send and peers.consumer.control_unsent == 2
+    peers.settle()
+    assert (first.stable, second.stable) == ([(3, 1 << 40)], [(3, 9)])
+    assert peers.counters[1].frames_out["stable"] == 2 and peers.counters[0].frames_in["stable"] == 2
+
+
+def test_stable_of_a_channel_that_is_not_attached_is_ignored(peers_of: Callable[..., Peers]) -> None:
+    """Of one that was fenced too: its producer has closed it. One that comes before its request is answered
+    is not kept: another follows."""
+    peers = peers_of(channels=1, attach=False)
+    peers.request_all()
+    channel = peers.gates[0].channel
+    peers.consumer.announce_stable(channel, 3, 7)
+    peers.settle()
+    peers.answer(peers.requested[0])
+    noted = noted_view(peers, 0)
+    peers.producer.receive(encode_frame(Stable(channel.id + 1, 3, 7)), 0.0)
+    peers.consumer.announce_stable(channel, 3, 8)
+    peers.producer.fail_producer(channel.id, Superseded("attempt 1 was replaced by 2"))
+    peers.settle()
+    peers.consumer.announce_stable(channel, 3, 9)
+    assert not peers.consumer.wants_to_send, "it is closed here as well"
+    assert noted.stable == []
 
 
 @pytest.mark.parametrize("size", [0, (16 << 20) + 1])

@@ -294,6 +294,28 @@ def test_behind_a_barrier_nothing_comes_before_it_is_resumed_by_the_ordinary_con
     assert [bytes(each.payload)[:1] for each in peers.gates[0].queue] == [bytes([EventKind.BARRIER]), b"\x01"]
 
 
+def test_stable_goes_over_the_ordinary_connection() -> None:
+    peers = OneWayPeers()
+    consumer = peers.gates[0].channel
+    told: list[tuple[int, int]] = []
+
+    class View:
+        def make_stable(self, version: int, row: int) -> None:
+            told.append((version, row))
+
+        def release(self, reason: CancelReason) -> None:
+            pass
+
+    peers.sender.channels[consumer.id].view = View()  # type: ignore[assignment]
+    peers.receiver.announce_stable(consumer, 3, 1 << 40)
+    peers.say()
+    assert told == [(3, 1 << 40)]
+    peers.sender.cancel(consumer.id, CancelReason.MOVED)
+    peers.receiver.announce_stable(consumer, 3, 1 << 41)
+    peers.say()
+    assert told == [(3, 1 << 40)]
+
+
 def test_nothing_goes_against_its_direction() -> None:
     peers = OneWayPeers()
     assert peers.receiver.data_to_send(16) == ([], []) and not peers.receiver.wants_to_send

@@ -22,6 +22,7 @@ from minishuffle.wire.frames import (
     FrameType,
     Hello,
     PartitionRequest,
+    Stable,
     encode_frame,
 )
 from support.frames import Recorder, buffer_response, decode
@@ -38,13 +39,14 @@ STREAM = b"".join(
         encode_frame(Error(0, 22, "é")),
         buffer_response(8, b"x"),
         encode_frame(REQUEST),
+        encode_frame(Stable(7, 2, 1 << 40)),
     ]
 )
 
 
 def test_every_split_in_two_gives_the_same_frames() -> None:
     whole = decode(STREAM)
-    assert len(whole) == 8  # the discarded buffer leaves no trace
+    assert len(whole) == 9  # the discarded buffer leaves no trace
     for cut in range(len(STREAM) + 1):
         assert decode(STREAM[:cut], STREAM[cut:]) == whole, cut
 
