@@ -124,6 +124,9 @@ class ClusterSettings(BaseSettings):
     blocking_bytes_max: int = Field(limits.BLOCKING_BYTES_MAX, ge=64 * 1024)
     """What a worker stores of blocking exchanges and broadcast sides, in memory and on disk: what its tasks
     have written, and what they have read and not given out. A task that would store more fails."""
+    retained_bytes: int = Field(limits.RETAINED_BYTES, ge=1024 * 1024)
+    """What a worker retains of rows that were sent, until snapshots of their consumers cover them: a quarter
+    of it in memory, the rest on disk. Beyond it tasks wait; at half of it snapshots are taken."""
     web_auth: Literal["auto", "open", "token"] = "auto"
     """Who may read from the web ports, of metrics, REST and service discovery: everybody who reaches them, or
     who shows a token; ``auto``: everybody where the port is on loopback. Changes always take the token, and

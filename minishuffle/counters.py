@@ -427,6 +427,8 @@ class WorkerSnapshot:
     """Bytes of batches queued as objects for consumers on this worker."""
     blocking_bytes: int = 0
     """Bytes stored on this worker by blocking partitions and by gates that read them."""
+    retained_bytes: int = 0
+    """Bytes retained on this worker by retained partitions, in memory and on disk."""
     wall: float = 0.0
     """The worker's wall clock, seconds since 1970."""
 

@@ -316,6 +316,14 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "worker",
     ),
     MetricSpec(
+        "minishuffle_retained_bytes",
+        "gauge",
+        (),
+        "Bytes of sent rows that are retained until snapshots of their consumers cover them, in memory and "
+        "on disk; the limit is retained_bytes.",
+        "worker",
+    ),
+    MetricSpec(
         "minishuffle_event_loop_lag_seconds",
         "histogram",
         (),

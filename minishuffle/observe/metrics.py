@@ -157,6 +157,7 @@ def _add_network(scrape: Scrape, snapshot: WorkerSnapshot) -> None:
     scrape.value("minishuffle_assembly_bytes", snapshot.assembly_bytes)
     scrape.value("minishuffle_local_batch_bytes", snapshot.local_batch_bytes)
     scrape.value("minishuffle_blocking_bytes", snapshot.blocking_bytes)
+    scrape.value("minishuffle_retained_bytes", snapshot.retained_bytes)
 
 
 def _add_task(scrape: Scrape, labels: str, task: TaskSnapshot, wall: float) -> None:

@@ -265,6 +265,8 @@ class OutputSpec(ControlMessage):
     count: int
     kept: bool = False
     """It keeps its partition for the next attempts of its consumers."""
+    retained: bool = False
+    """It retains what it has sent until snapshots of its consumers cover it."""
     bounded: bool = True
     """The number of buffers for each consumer is limited, even if more are free on the worker."""
     shared: bool = False

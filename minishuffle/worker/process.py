@@ -275,6 +275,7 @@ class Worker:
             spool_directory=start.spool_directory,
             spool_bytes_max=self.settings.spool_bytes_max,
             blocking_bytes_max=self.settings.blocking_bytes_max,
+            retained_bytes=self.settings.retained_bytes,
         )
         return Deployment(services)
 

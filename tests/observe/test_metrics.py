@@ -205,6 +205,7 @@ def test_memory_and_slots_of_a_worker(make_worker: MakeWorker) -> None:
         assembly_bytes=77,
         local_batch_bytes=78,
         blocking_bytes=79,
+        retained_bytes=83,
     )
     value = Scraper(worker_exposition(lambda: worker, "1.2.3")).value
     assert value("minishuffle_network_segments", {"state": "used"}) == 4
@@ -215,6 +216,7 @@ def test_memory_and_slots_of_a_worker(make_worker: MakeWorker) -> None:
     assert value("minishuffle_assembly_bytes") == 77
     assert value("minishuffle_local_batch_bytes") == 78
     assert value("minishuffle_blocking_bytes") == 79
+    assert value("minishuffle_retained_bytes") == 83
     assert value("minishuffle_worker_slots", {"state": "used"}) == 1
     assert value("minishuffle_worker_slots", {"state": "free"}) == 3
     assert value("minishuffle_abandoned_tasks_total") == 1

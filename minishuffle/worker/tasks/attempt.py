@@ -5,6 +5,7 @@ All calls are on the loop thread and do not block, unless noted.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +18,7 @@ from minishuffle.counters import (
     TaskCounters,
     TaskSnapshot,
 )
-from minishuffle.errors import PartitionLost, TaskFailed
+from minishuffle.errors import PartitionLost, ResourceExhausted, TaskFailed
 from minishuffle.exchange.blocking import BlockingPartition
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.channels import ChannelEvent, InputChannel
@@ -28,6 +29,8 @@ from minishuffle.exchange.gate import InputGate, SplitChannels
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.pipelined import PipelinedPartition
+from minishuffle.exchange.retained import RetainedPartition
+from minishuffle.exchange.retention import RetainedBytes, RetainedStore
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.exchange.spool import Spool
 from minishuffle.exchange.wholebatches import WholeBatches
@@ -73,6 +76,8 @@ from minishuffle.worker.wallclock import WallClock
 
 __all__ = ["Attempt", "WorkerServices"]
 
+_log = logging.getLogger("minishuffle.worker")
+
 
 @dataclass(slots=True, kw_only=True)
 class WorkerServices:
@@ -112,11 +117,17 @@ class WorkerServices:
     """Maximum bytes that sinks of kept records write, see :class:`Spool`."""
     blocking_bytes_max: int = limits.BLOCKING_BYTES_MAX
     """Maximum bytes of ``stored``."""
+    retained_bytes: int = limits.RETAINED_BYTES
+    """Maximum bytes of ``retained``, between the elements that tasks read."""
+    snapshot_wanted: Callable[[], None] = lambda: None
+    """Called on the loop when half of these is retained: snapshots of consumers would free them."""
     budget: AssemblyBudget = field(init=False)
     local: ByteBudget = field(init=False)
     """For batches that are handed to consumers on this worker."""
     stored: ByteBudget = field(init=False)
     """Budget of blocking partitions and of the gates that read them."""
+    retained: RetainedBytes = field(init=False)
+    """Budget of retained partitions."""
     disk: DiskThreads = field(init=False)
     place: StorePlace = field(init=False)
 
@@ -124,6 +135,13 @@ class WorkerServices:
         self.budget = AssemblyBudget(limits.ASSEMBLY_BYTES_MAX)
         self.local = ByteBudget(limits.LOCAL_BATCH_BYTES_MAX)
         self.stored = ByteBudget(self.blocking_bytes_max)
+        self.retained = RetainedBytes(
+            self.retained_bytes,
+            self.retained_bytes // limits.RETAINED_MEMORY_SHARE,
+            self.pool.segment_bytes,
+            on_half=partial(self.inbox.post, self.snapshot_wanted),
+            on_disk_full=_warn_of_full_disk,
+        )
         self.disk = DiskThreads(self.inbox)
         self.place = StorePlace(self.spool_directory, self.disk.close_file)
 
@@ -221,11 +239,12 @@ class Attempt:
 
     def _build_partition(self, output: OutputSpec) -> None:
         """Its pool has at least n + 1 segments, as in Flink, and at most what its channels can use, or if it
-        is not bounded what the worker has. A blocking one has none."""
+        is not bounded what the worker has. One that is blocking or retained has none."""
         subtask = self.id.subtask
         partition_id = PartitionId(subtask.job, output.edge, subtask.index)
-        if output.kept:
-            self.partitions[output.edge] = self._blocking_partition(partition_id, output)
+        if output.kept or output.retained:
+            make = self._blocking_partition if output.kept else self._retained_partition
+            self.partitions[output.edge] = make(partition_id, output)
             return
         least, most = output.count + 1, output.count * limits.OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
         if not output.bounded:
@@ -295,6 +314,33 @@ class Attempt:
         self._channels[key] = earlier.channel
         closed = partial(self._channels.pop, key, None)
         return StateHandover(self.paths, make_partition, earlier, closed)
+
+    def _retained_partition(self, partition_id: PartitionId, output: OutputSpec) -> RetainedPartition:
+        services, paths = self._services, self.paths
+        unread_bytes = limits.OUTPUT_BUFFERS_PER_SUBPARTITION_MAX * services.pool.segment_bytes
+        owner = f"what partition {partition_id} at {self._where()} retains"
+        return RetainedPartition(
+            partition_id,
+            range(output.first, output.first + output.count),
+            paths.notify,
+            self.counters,
+            RetainedStore(
+                services.retained,
+                partial(ElementStore, owner, services.place),
+                keep_bytes=unread_bytes,
+                wake=paths.bell.ring,
+            ),
+            version=self.spec.version or self.spec.attempt,
+            wait=paths.wait_until,
+            wake=paths.bell.ring,
+            flushing=flushing(self.settings.buffer_timeout),
+            capacity=self._starting_bytes() or services.pool.segment_bytes,
+            unread_bytes=unread_bytes,
+            disk=services.disk,
+            closed=output.closed,
+            full=partial(self.note_limit, "queue"),
+            lost=partial(services.partition_lost, self.id),
+        )
 
     def _stored(self, partition_id: PartitionId, memory_bytes: int) -> ElementStore:
         """The store of a partition that this attempt writes or reads."""
@@ -600,6 +646,11 @@ def _state_partition(
         capacity=services.pool.segment_bytes,
         disk=services.disk,
     )
+
+
+def _warn_of_full_disk(error: ResourceExhausted) -> None:
+    """(Any thread.)"""
+    _log.warning("tasks wait until snapshots free what is retained, or there is room: %s", error)
 
 
 def flushing(buffer_timeout: float | Literal["adaptive"]) -> Flush:

@@ -31,6 +31,7 @@ from minishuffle.exchange.batch import Batch, Payload
 from minishuffle.exchange.collected import gatherable, pack_collected
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.retained import RetainedPartition
 from minishuffle.exchange.rows import pack_result
 from minishuffle.exchange.sizes import Drop, sendable
 from minishuffle.exchange.spool import Spool
@@ -139,6 +140,8 @@ class Task:
     user_metrics: tuple[UserMetrics, ...] = ()
     _recovers: bool = field(default=False, init=False)
     """No batch was passed on yet since it took the place of another attempt."""
+    _retained: list[RetainedPartition] = field(default_factory=list, init=False)
+    """Those of its partitions that retain what it writes."""
     _inputs: Inputs | None = field(default=None, init=False)
     _reader: SourceReader | None = field(default=None, init=False)
     _loops: list[LoopCalls] = field(default_factory=list, init=False)
@@ -273,6 +276,7 @@ class Task:
             self._end_partitions()
             return b""
         self._recovers = self.attempt_id.attempt > FIRST_ATTEMPT
+        self._retained = [each for each in self.partitions.values() if isinstance(each, RetainedPartition)]
         self.paths.calls.enter()
         program = open_program(self.program, cloudpickle.loads)
         import_from(program.modules)
@@ -375,6 +379,7 @@ class Task:
             if barrier := pause.due:
                 self._stand(chain, barrier)
                 continue
+            self._make_room()
             begin = pause.now()
             due = self._look_at_clock(chain, begin)
             paths.calls.enter()
@@ -407,6 +412,12 @@ class Task:
                 if rest.seconds:
                     paths.rest(min(rest.seconds, due - pause.now()))
 
+    def _make_room(self) -> None:
+        """Between two elements: wait until there is room for what the next one makes, if that is retained."""
+        for partition in self._retained:
+            if partition.store.full:
+                self.paths.wait_until(partition.store.make_room)
+
     def _leave_out(self, portion: Portion) -> None:
         """Count and report records of the source that it could not read."""
         errors = self.counters.user_errors
@@ -426,6 +437,7 @@ class Task:
             if (barrier := pause.due) and inputs.is_aligned(barrier):
                 self._stand(chain, barrier, inputs.unread())
                 continue
+            self._make_room()
             now = pause.now()
             due = self._look_at_clock(chain, now)
             found = inputs.poll()
