@@ -303,8 +303,6 @@ class RetainedSubpartition:
         most = self.view.at - self.first if self.view is not None else 0
         while freed < most and not _reaches(entry := entries[freed], stable):
             if isinstance(entry, _Entry):
-                if not entry.block.closed:
-                    break
                 self.services.store.free(entry.block)
             elif entry.kind is EventKind.WATERMARK:
                 self._mark = entry
@@ -410,8 +408,11 @@ class RetainedSubpartition:
 
 
 def _reaches(entry: _Entry | Event, row: int) -> bool:
-    """Whether there is that row, or one behind it, in an entry of a log, or behind an event there."""
-    return entry.row >= row if isinstance(entry, Event) else entry.end > row
+    """Whether there is that row, or one behind it, in an entry of a log, or may be in one that is open, or
+    behind an event there."""
+    if isinstance(entry, Event):
+        return entry.row >= row
+    return not entry.block.closed or entry.end > row
 
 
 # --- view -----------------------------------------------------------------------------------------

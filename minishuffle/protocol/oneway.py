@@ -13,8 +13,8 @@ A *pair* of workers keeps its ordinary connection besides. It carries Ping and P
 (PartitionRequest, NewBufferSize, ResumeConsumption, Stable, CancelPartitionRequest), so neither a sign of
 life nor a cancel ever stands behind data. A one-way connection carries BufferResponse and Error from
 producers to consumers, and nothing back; one for both directions, or for several edges, would let two
-exchanges in a row block each other for ever. The consumer numbers the connections that it wants, and names the number in each
-PartitionRequest:
+exchanges in a row block each other for ever. The consumer numbers the connections that it wants, and names
+the number in each PartitionRequest:
 
 - it takes the next number for its first request of an edge, and again once all channels of the number before
   have ended: a number that has had its last channel gets no other;

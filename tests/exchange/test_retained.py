@@ -31,7 +31,7 @@ from minishuffle.wire.frames import (
 )
 from support.disks import HeldDisk
 
-CAPACITY = 64
+CAPACITY = 128
 UNREAD = 4 * CAPACITY
 VERSION = 3
 
@@ -128,11 +128,14 @@ class Consumer:
         self.lent: list[Slice] = []
         """Buffers that were not given back yet."""
         self._at: int | None = None
+        """The number of the next row that begins in a buffer."""
+        self._row: int | None = None
+        """The number of the first row of the element under way."""
 
     def attach(self, row: int | None = None, *, version: int = VERSION, whole: bool = False) -> RetainedView:
         self.generation += 1
         self.assembler.clear()
-        self._at, self.barrier = None, 0
+        self._at, self._row, self.barrier = None, None, 0
         self.view = self.subpartition.attach(
             self.generation,
             lambda: None,
@@ -169,15 +172,13 @@ class Consumer:
             self._take(piece.row, piece.whole.batch)
             return True
         self.assembler.feed(piece.payload, piece.rows)
-        row = piece.row if not hasattr(self, "_row") or self._row is None else self._row
+        row = piece.row if self._row is None else self._row
         while (element := self.assembler.next()) is not None:
             form, rows, payload = element
             self._take(row, decode(form, rows, payload))
             row += rows
         self._row = row if self.assembler.partial else None
         return True
-
-    _row: int | None = None
 
     def _take(self, row: int, batch: Batch) -> None:
         found = batch.payload if isinstance(batch.payload, list) else batch.payload.column(0).to_pylist()
@@ -237,7 +238,7 @@ class Replay(RuleBasedStateMachine):
         self.number = 0
 
     @precondition(lambda self: not self.ended)
-    @rule(rows=st.integers(1, 4), size=st.sampled_from([0, 10, 40, 200]), to=st.integers(0, 1))
+    @rule(rows=st.integers(1, 4), size=st.sampled_from([0, 0, 0, 30, 400]), to=st.integers(0, 1))
     def write(self, rows: int, size: int, to: int) -> None:
         batch = [f"{self.number + row}" + "x" * size for row in range(rows)]
         self.number += rows
@@ -284,7 +285,7 @@ class Replay(RuleBasedStateMachine):
         self.producer.partition.finish()
         self.ended = True
 
-    @rule(which=st.integers(0, 1), polls=st.integers(1, 5), keeps=st.booleans())
+    @rule(which=st.integers(0, 1), polls=st.sampled_from([1, 2, 100]), keeps=st.booleans())
     def read(self, which: int, polls: int, keeps: bool) -> None:
         consumer = self.consumers[which]
         for _ in range(polls):
@@ -303,17 +304,20 @@ class Replay(RuleBasedStateMachine):
     def flush(self) -> None:
         self.producer.partition.flush()
 
+    @rule(which=st.integers(0, 1), whole=st.booleans(), reason=st.sampled_from([None, *CancelReason]))
+    def attach(self, which: int, whole: bool, reason: CancelReason | None) -> None:
+        """The link breaks, and there is another; or there is another at once."""
+        consumer = self.consumers[which]
+        if consumer.view is not None and reason is not None:
+            consumer.view.release(reason)
+        consumer.attach(whole=whole)
+
     @rule(which=st.integers(0, 1), reason=st.sampled_from(list(CancelReason)))
-    def break_link(self, which: int, reason: CancelReason) -> None:
+    def lose(self, which: int, reason: CancelReason) -> None:
         consumer = self.consumers[which]
         if consumer.view is not None:
             consumer.view.release(reason)
-            consumer.view, consumer._row = None, None
-
-    @rule(which=st.integers(0, 1), whole=st.booleans())
-    def attach(self, which: int, whole: bool) -> None:
-        self.consumers[which]._row = None
-        self.consumers[which].attach(whole=whole)
+            consumer.view = None
 
     @rule(which=st.integers(0, 1), data=st.data())
     def restart(self, which: int, data: st.DataObject) -> None:
@@ -323,7 +327,6 @@ class Replay(RuleBasedStateMachine):
         self.producer.partition.fence(which, consumer.attempt + 1)
         consumer.attempt += 1
         consumer.next, consumer.rows = row, consumer.rows[: row - start]
-        consumer._row = None
         consumer.attach()
 
     @rule(which=st.integers(0, 1), data=st.data(), old=st.booleans())
@@ -335,7 +338,7 @@ class Replay(RuleBasedStateMachine):
             consumer.view.make_stable(VERSION - 1 if old else VERSION, row)
             assert consumer.subpartition.stable == (before if old else max(before, row))
 
-    @rule(size=st.sampled_from([8, 30, CAPACITY]), which=st.integers(0, 1))
+    @rule(size=st.sampled_from([16, 60, CAPACITY]), which=st.integers(0, 1))
     def resize(self, size: int, which: int) -> None:
         view = self.consumers[which].view
         if view is not None:
@@ -360,7 +363,6 @@ class Replay(RuleBasedStateMachine):
             self.producer.partition.finish()
         self.producer.partition.end_barriers(self.barrier)
         for consumer, written in zip(self.consumers, self.written, strict=True):
-            consumer._row = None
             view = consumer.attach()
             consumer.read()
             assert consumer.rows == written

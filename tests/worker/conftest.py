@@ -19,7 +19,7 @@ from minishuffle.ids import AttemptId
 from minishuffle.operators.row_conversion import rows_of
 from minishuffle.plan.graph import JobGraph, JobSettings
 from minishuffle.plan.planner import compile_job
-from minishuffle.wire.messages import DeployTasks, LogLines, WorkerAddress
+from minishuffle.wire.messages import DeployTasks, LogLines, TaskSpec, WorkerAddress
 from minishuffle.wire.reports import Fact, FileCompleted, PartitionReadable, SourcePositions
 from minishuffle.worker.channels.registry import ChannelKey
 from minishuffle.worker.instructions import StartTask, attempt_id
@@ -39,11 +39,12 @@ WORKER = 1
 class Site:
     """Worker 1 with everything on it. ``rows`` and ``lines`` are what tasks collected and logged."""
 
-    def __init__(self, segments: int = 256, segment_bytes: int = 1024) -> None:
+    def __init__(self, segments: int = 256, segment_bytes: int = 1024, retained_bytes: int = 1 << 24) -> None:
         self.inbox = LoopInbox(asyncio.get_running_loop())
         self.recovered: list[AttemptId] = []
         """Restarted attempts that have passed their first batch on."""
         self.stood: list[Any] = []
+        self.snapshots_wanted = 0
         self.readable: list[tuple[AttemptId, int]] = []
         """Attempts that have announced their first buffer, with its edge."""
         self.pool = NetworkBufferPool(segments, segment_bytes)
@@ -56,6 +57,8 @@ class Site:
             fact=self._on_fact,
             first_record=self.recovered.append,
             stands=self.stood.append,
+            retained_bytes=retained_bytes,
+            snapshot_wanted=self._on_snapshot_wanted,
             clock=asyncio.get_running_loop().time,
             wall=WallClock(),
         )
@@ -78,6 +81,9 @@ class Site:
         if outcome is not None:
             self.outcomes[key] = outcome
             self.deployment.attempts[key].close()
+
+    def _on_snapshot_wanted(self) -> None:
+        self.snapshots_wanted += 1
 
     def _on_fact(self, fact: Fact) -> None:
         there = self.deployment.attempts[fact.attempt]
@@ -116,10 +122,14 @@ class Site:
         parallelism: int = 1,
         settings: JobSettings | None = None,
         connect: bool = True,
+        retained: bool = False,
     ) -> list[Task]:
-        """Start a job's tasks and join them; ``connect=False`` leaves every exchange unread."""
+        """Start a job's tasks and join them; ``connect=False`` leaves every exchange unread. ``retained``:
+        every exchange is."""
         graph = compile_job(stream, parallelism=parallelism, settings=settings)
         message = self.message(graph, job)
+        if retained:
+            message = message.model_copy(update={"tasks": [_retaining(spec) for spec in message.tasks]})
         for spec in message.tasks:
             self.deployment.start(StartTask(message, spec))
         for spec in message.tasks if connect else ():
@@ -161,6 +171,11 @@ class Site:
         self.deployment.release(list(self.deployment.attempts))
         assert self.deployment.attempts == {}
         self.deployment.services.disk.close()
+
+
+def _retaining(spec: TaskSpec) -> TaskSpec:
+    outputs = [each.model_copy(update={"retained": True}) for each in spec.outputs]
+    return spec.model_copy(update={"outputs": outputs})
 
 
 class Turns:

@@ -1,0 +1,106 @@
+"""Tasks whose output is retained: nothing is lost with a channel, and what is retained bounds the writer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.api.stream import Stream
+from minishuffle.errors import PeerLost
+from minishuffle.exchange.retained import RetainedPartition
+from minishuffle.ids import AttemptId
+from minishuffle.worker.channels.registry import ChannelKey
+from support.attempts import attempt
+
+if TYPE_CHECKING:
+    from conftest import Site
+
+ROWS = 20_000
+BATCH = 50
+
+
+class Numbers:
+    """Rows, or columns, in order."""
+
+    bounded = True
+
+    def __init__(self, columns: bool = False) -> None:
+        self.columns = columns
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[Any]:
+        for begin in range(offset, ROWS, BATCH):
+            numbers = list(range(begin, begin + BATCH))
+            yield pa.record_batch({"n": numbers}) if self.columns else numbers
+
+
+def stable_everywhere(site: Site) -> None:
+    """Snapshots of all tasks cover what these have taken."""
+    for key in site.deployment.attempts:
+        for gate in site.deployment.attempts[key].gates:
+            for channel in gate.channels:
+                channel.make_stable(channel.rows.version, channel.rows.next)
+
+
+def partitions(site: Site) -> list[RetainedPartition]:
+    found = [each for at in site.deployment.attempts.values() for each in at.partitions.values()]
+    assert all(isinstance(each, RetainedPartition) for each in found)
+    return [each for each in found if isinstance(each, RetainedPartition)]
+
+
+def break_channels(site: Site, generation: int) -> None:
+    """Every channel ends, and is attached once more."""
+    for key, there in list(site.deployment.attempts.items()):
+        for gate in there.gates:
+            for channel in gate.channels:
+                if channel.attachment is not None:
+                    channel.detach(PeerLost("the link broke"))
+                    producer: AttemptId = attempt(key.subtask.operator - 1, channel.producer)
+                    site.deployment.connect_local(
+                        ChannelKey(key, gate.edge, channel.producer), producer, generation, version=1
+                    )
+
+
+@pytest.mark.parametrize("columns", [False, True])
+async def test_no_row_is_lost_or_comes_twice_when_channels_break(site: Site, columns: bool) -> None:
+    stream = Stream.source(Numbers(columns)).rebalance().map(lambda row: row).rebalance().collect()
+    site.deploy(stream, parallelism=2, retained=True)
+    generation = 1
+    while len(site.outcomes) < len(site.deployment.attempts):
+        generation += 1
+        break_channels(site, generation)
+        before = len(site.rows)
+        await site.until(lambda at=before: len(site.rows) > at or len(site.outcomes) > 2)
+        if generation > 30:
+            await site.finish()
+    assert sorted(row["n"] if columns else row for row in site.rows) == list(range(ROWS))
+    assert generation > 3
+    assert site.deployment.services.retained.used > 0
+    assert all(not any(each.rows_dropped().values()) for each in partitions(site))
+    site.release()
+    assert site.deployment.services.retained.used == 0
+
+
+async def test_a_task_waits_between_elements_while_its_worker_retains_too_much(site_of: type[Site]) -> None:
+    site = site_of(retained_bytes=64 * 1024)
+    budget = site.deployment.services.retained
+    site.deploy(Stream.source(Numbers()).rebalance().collect(), retained=True)
+    source = site.deployment.attempts[attempt(0)].task
+    (store,) = (each.store for each in partitions(site))
+    await site.until(lambda: store.waits)
+    assert site.snapshots_wanted == 1 and budget.half_reached
+    assert source.paths.clock.present()[0] == "backpressured"
+    assert budget.used < 2 * budget.limit_bytes and not site.outcomes
+    while attempt(0) not in site.outcomes:
+        stable_everywhere(site)
+        await site.until(lambda: store.waits or attempt(0) in site.outcomes)
+    await site.finish()
+    stable_everywhere(site)
+    assert site.rows == list(range(ROWS))
+    assert site.snapshots_wanted > 1
+    await site.close()
