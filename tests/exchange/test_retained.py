@@ -2,215 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minishuffle.counters import TaskCounters
-from minishuffle.errors import PartitionLost, ShuffleError, Superseded
+from minishuffle.errors import LocalProtocolError, Superseded, TaskCancelled
 from minishuffle.exchange.batch import Batch
-from minishuffle.exchange.buffers import Flush, Slice
-from minishuffle.exchange.elements import Assembler, AssemblyBudget, decode, encode
-from minishuffle.exchange.elementstore import ElementStore, StorePlace
-from minishuffle.exchange.retained import RetainedPartition
-from minishuffle.exchange.retainedlog import RetainedSubpartition, RetainedView
-from minishuffle.exchange.retention import RetainedBytes, RetainedStore
-from minishuffle.ids import JobId, PartitionId
-from minishuffle.protocol.channel import NextType
-from minishuffle.wire.frames import (
-    BARRIER_EVENT,
-    WATERMARK_EVENT,
-    CancelReason,
-    DataType,
-    EventKind,
-    LatencyMarker,
-)
-from support.disks import HeldDisk
-
-CAPACITY = 128
-UNREAD = 4 * CAPACITY
-VERSION = 3
-
-
-class Waiting(Exception):
-    """The writer would wait."""
-
-
-def wait(ready: Callable[[], bool]) -> None:
-    if not ready():
-        raise Waiting
-
-
-class Producer:
-    """A partition, and what its loop and its disk have yet to do."""
-
-    def __init__(
-        self,
-        consumers: int = 1,
-        *,
-        memory_bytes: int = 1 << 20,
-        limit_bytes: int = 1 << 30,
-        flushing: Flush = Flush.AT_ONCE,
-        first_rows: tuple[int, ...] = (),
-        make_store: Callable[[], ElementStore] = lambda: ElementStore("p", StorePlace()),
-        waits: Callable[[Callable[[], bool]], None] = wait,
-        **options: Any,
-    ) -> None:
-        self.halves = 0
-        self.wakes = 0
-        self.full_disks: list[ShuffleError] = []
-        self.budget = RetainedBytes(
-            limit_bytes, memory_bytes, CAPACITY, on_half=self._half, on_disk_full=self.full_disks.append
-        )
-        self.disk = HeldDisk()
-        self.notified: list[Any] = []
-        self.counters = TaskCounters()
-        self.lost: list[PartitionLost] = []
-        self.store = RetainedStore(self.budget, make_store, keep_bytes=0, wake=self._wake)
-        self.partition = RetainedPartition(
-            PartitionId(JobId("j1"), 0, 0),
-            range(consumers),
-            self.notified.append,
-            self.counters,
-            self.store,
-            version=VERSION,
-            first_rows=first_rows,
-            wait=waits,
-            wake=self._wake,
-            flushing=flushing,
-            capacity=CAPACITY,
-            unread_bytes=UNREAD,
-            disk=self.disk,
-            lost=self.lost.append,
-            **options,
-        )
-
-    def _half(self) -> None:
-        self.halves += 1
-
-    def _wake(self) -> None:
-        self.wakes += 1
-
-    @property
-    def only(self) -> RetainedSubpartition:
-        (subpartition,) = self.partition.subpartitions
-        return subpartition
-
-    def write(self, rows: list[Any], position: int = 0) -> None:
-        if not self.partition.skips(position, len(rows)):
-            self.partition.write(position, *encode(Batch(rows)))
-
-    def validate(self) -> None:
-        self.store.validate()
-        for subpartition in self.partition.subpartitions:
-            subpartition.validate()
-
-
-class Consumer:
-    """Reads one subpartition, and leaves out rows by number."""
-
-    def __init__(self, producer: Producer, position: int = 0) -> None:
-        self.producer = producer
-        self.subpartition = producer.partition.subpartitions[position]
-        self.assembler = Assembler(AssemblyBudget(1 << 20))
-        self.view: RetainedView | None = None
-        self.errors: list[ShuffleError] = []
-        self.generation = 0
-        self.attempt = 1
-        self.next = self.subpartition.first_row
-        self.rows: list[Any] = []
-        self.events: list[Any] = []
-        self.barrier = 0
-        self.lent: list[Slice] = []
-        """Buffers that were not given back yet."""
-        self._at: int | None = None
-        """The number of the next row that begins in a buffer."""
-        self._row: int | None = None
-        """The number of the first row of the element under way."""
-
-    def attach(self, row: int | None = None, *, version: int = VERSION, whole: bool = False) -> RetainedView:
-        self.generation += 1
-        self.assembler.clear()
-        self._at, self._row, self.barrier = None, None, 0
-        self.view = self.subpartition.attach(
-            self.generation,
-            lambda: None,
-            self.errors.append,
-            attempt=self.attempt,
-            whole=whole,
-            version=version,
-            row=self.next if row is None else row,
-        )
-        return self.view
-
-    def poll(self) -> bool:
-        """Take one buffer or event, if there is one."""
-        view = self.view
-        if view is None:
-            return False
-        kind, backlog = view.next_type(), view.backlog()
-        assert backlog or kind is not NextType.DATA
-        piece = view.poll()
-        if piece is None:
-            return False
-        if piece.data_type == DataType.EVENT:
-            self._take_event(bytes(piece.payload))
-            piece.released()
-            return True
-        self.lent.append(piece)
-        if self._at is None:
-            assert piece.row <= self.next, "it begins with the element that holds the row"
-            assert piece.first_start == 0
-        else:
-            assert piece.row == self._at
-        self._at = piece.row + piece.rows
-        if piece.whole is not None:
-            self._take(piece.row, piece.whole.batch)
-            return True
-        self.assembler.feed(piece.payload, piece.rows)
-        row = piece.row if self._row is None else self._row
-        while (element := self.assembler.next()) is not None:
-            form, rows, payload = element
-            self._take(row, decode(form, rows, payload))
-            row += rows
-        self._row = row if self.assembler.partial else None
-        return True
-
-    def _take(self, row: int, batch: Batch) -> None:
-        found = batch.payload if isinstance(batch.payload, list) else batch.payload.column(0).to_pylist()
-        if row <= self.next:
-            self.rows += found[self.next - row :]
-            self.next = max(self.next, row + len(found))
-        else:
-            raise AssertionError(f"row {row} comes where {self.next} was expected")
-
-    def _take_event(self, payload: bytes) -> None:
-        if payload[0] == EventKind.WATERMARK:
-            self.events.append(WATERMARK_EVENT.unpack(payload)[2])
-        elif payload[0] == EventKind.BARRIER:
-            self.barrier = BARRIER_EVENT.unpack(payload)[2]
-            self.events.append(("barrier", self.barrier))
-        else:
-            self.events.append(EventKind(payload[0]))
-
-    def give_back(self) -> None:
-        for piece in self.lent:
-            piece.released()
-        self.lent.clear()
-
-    def read(self) -> list[Any]:
-        """All that there is; gives what is new."""
-        before = len(self.rows)
-        while self.poll() or self.producer.disk.waiting:
-            if self.producer.disk.waiting:
-                self.producer.disk.turn()
-        self.give_back()
-        return self.rows[before:]
-
+from minishuffle.exchange.buffers import Flush
+from minishuffle.exchange.elements import encode
+from minishuffle.wire.frames import CancelReason, EventKind, LatencyMarker
+from support.retained import CAPACITY, UNREAD, VERSION, Consumer, Producer, Waiting
 
 # --- a machine ------------------------------------------------------------------------------------
 
@@ -376,3 +181,209 @@ class Replay(RuleBasedStateMachine):
 
 TestReplay = Replay.TestCase
 TestReplay.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+# --- cases ----------------------------------------------------------------------------------------
+
+
+def numbers(begin: int, end: int) -> list[int]:
+    return list(range(begin, end))
+
+
+def test_a_writer_waits_for_a_consumer_that_reads_too_slowly_alone() -> None:
+    producer = Producer(2)
+    slow, quick = Consumer(producer, 0), Consumer(producer, 1)
+    slow.attach()
+    quick.attach()
+    with pytest.raises(Waiting):
+        for _ in range(100):
+            producer.write(["x" * 20], 0)
+    unread = slow.subpartition.bytes - slow.subpartition.position
+    assert UNREAD <= unread < UNREAD + CAPACITY
+    producer.write(["y"], 1)
+    before = producer.wakes
+    slow.poll()
+    slow.poll()
+    assert producer.wakes > before, "there is room again"
+    producer.write(["x"], 0)
+
+
+def test_a_writer_writes_on_while_a_consumer_is_away_or_replays_and_that_falls_no_further_behind() -> None:
+    producer = Producer()
+    consumer = Consumer(producer)
+    consumer.attach()
+    producer.write(["first"])
+    consumer.read()
+    assert consumer.view is not None
+    consumer.view.release(CancelReason.SUSPECTED)
+    for _ in range(200):
+        producer.write(["x" * 20])
+    view = consumer.attach(0)
+    for _ in range(20):
+        producer.write(["x" * 20])
+    while view.read < UNREAD:
+        consumer.poll()
+    most = producer.only.bytes - producer.only.position + UNREAD
+    for _ in range(50):
+        while producer.only.has_room():
+            producer.write(["x" * 20])
+        assert producer.only.bytes - producer.only.position <= most + CAPACITY
+        consumer.poll()
+    consumer.read()
+    assert producer.only.allowance == UNREAD and consumer.next == producer.only.rows
+
+
+def test_what_is_broadcast_is_held_once_until_nobody_wants_it() -> None:
+    producer = Producer(3)
+    consumers = [Consumer(producer, position) for position in range(3)]
+    for consumer in consumers:
+        consumer.attach()
+    producer.partition.broadcast([0, 1, 2], *encode(Batch(["x" * 500])))
+    used = producer.budget.used
+    assert 500 < used < 1_500
+    for consumer in consumers:
+        assert producer.budget.used == used
+        assert consumer.read() == ["x" * 500] and consumer.view is not None
+        consumer.view.make_stable(VERSION, 1)
+    assert producer.budget.used == 0 and producer.counters.records_out == 3
+
+
+def test_a_consumer_of_another_version_gets_everything() -> None:
+    producer = Producer(first_rows=(10,))
+    producer.write(["a", "b"])
+    old = Consumer(producer)
+    view = old.attach(4, version=VERSION - 1)
+    assert old.read() == ["a", "b"] and old.next == 12
+    view.make_stable(VERSION - 1, 12)
+    assert producer.only.freed == 10, "rows of an older version end where this one begins"
+    again = Consumer(producer)
+    again.next = 11
+    again.attach(11)
+    assert again.read() == ["b"]
+
+
+def test_rows_that_are_freed_are_refused() -> None:
+    producer = Producer()
+    producer.write(["x" * 200])
+    producer.write(["y" * 200])
+    consumer = Consumer(producer)
+    view = consumer.attach()
+    consumer.read()
+    view.make_stable(VERSION, 1)
+    late = Consumer(producer)
+    view = late.attach(0)
+    assert not late.poll() and not view.current
+    assert "rows from 0 on of subpartition 0 of partition j1/edge0.0 were asked for" in str(late.errors[0])
+    late.next = 1
+    late.attach(1)
+    assert late.read() == ["y" * 200]
+
+
+def test_a_consumer_that_is_closed_gets_the_end_alone() -> None:
+    producer = Producer(closed=[0])
+    producer.write(["a"])
+    producer.partition.broadcast_watermark(5, False)
+    producer.partition.finish()
+    consumer = Consumer(producer)
+    consumer.attach()
+    assert consumer.read() == [] and producer.only.rows == 1
+    assert consumer.events == [5, EventKind.END_OF_DATA, EventKind.END_OF_PARTITION]
+    other = Producer()
+    other.write(["x" * 200])
+    other.partition.broadcast_watermark(7, False)
+    reader = Consumer(other)
+    reader.attach()
+    other.partition.close([0])
+    assert reader.read() == [] and reader.events == [7] and other.budget.used == 0
+
+
+def test_a_barrier_stops_each_view_until_it_is_resumed_or_has_ended() -> None:
+    producer = Producer()
+    producer.write(["a"])
+    producer.partition.broadcast_barrier(1)
+    producer.write(["b"])
+    consumer = Consumer(producer)
+    for _ in range(2):
+        view = consumer.attach(0)
+        consumer.read()
+        assert consumer.barrier == 1 and consumer.rows == ["a"] and not view.backlog()
+    assert not producer.partition.is_read([]) and producer.partition.is_read([0])
+    view.resume(2)
+    assert consumer.read() == [], "it is at another"
+    view.resume(1)
+    assert consumer.read() == ["b"] and producer.partition.is_read([])
+    producer.partition.broadcast_barrier(2)
+    producer.write(["c"])
+    producer.partition.end_barriers(2)
+    consumer.attach()
+    assert consumer.read() == ["c"] and consumer.barrier == 0
+
+
+def test_watermarks_take_little_room_and_the_last_one_is_known_to_each_view() -> None:
+    producer = Producer()
+    consumer = Consumer(producer)
+    consumer.attach()
+    producer.write(["a"])
+    for time in range(100):
+        producer.partition.broadcast_watermark(time, False)
+        producer.partition.emit_latency(LatencyMarker(0, 0, 0))
+        if time % 3:
+            consumer.read()
+    consumer.read()
+    assert len(producer.only.entries) <= 2
+    consumer.events.clear()
+    view = consumer.attach()
+    consumer.read()
+    assert consumer.events == [99]
+    producer.write(["b"])
+    consumer.read()
+    view.make_stable(VERSION, 2)
+    consumer.events.clear()
+    consumer.attach()
+    consumer.read()
+    assert consumer.events == [99], "also once it is freed"
+
+
+@pytest.mark.parametrize("flushing", list(Flush))
+def test_what_fills_no_buffer_goes_out_when_the_flush_policy_says(flushing: Flush) -> None:
+    producer = Producer(flushing=flushing)
+    consumer = Consumer(producer)
+    view = consumer.attach()
+    producer.write(["a"])
+    if flushing is Flush.ON_REQUEST:
+        assert not producer.notified and not consumer.poll()
+        producer.partition.flush()
+    else:
+        assert producer.notified
+    if flushing is Flush.ADAPTIVE:
+        view.hold()
+        producer.notified.clear()
+        producer.write(["b"])
+        assert not producer.notified
+    assert consumer.read()[0] == "a"
+
+
+def test_a_fenced_view_reads_and_frees_nothing() -> None:
+    producer = Producer()
+    producer.write(["x" * 200])
+    consumer = Consumer(producer)
+    view = consumer.attach()
+    consumer.poll()
+    producer.partition.fence(0, 2)
+    assert isinstance(consumer.errors[0], Superseded)
+    view.make_stable(VERSION, 1)
+    assert not consumer.poll() and producer.only.stable == 0
+
+
+def test_behind_the_end_or_once_it_is_released_nothing_is_written() -> None:
+    producer = Producer()
+    producer.write(["a" * 200])
+    producer.partition.finish()
+    with pytest.raises(LocalProtocolError, match="partition j1/edge0.0 is finished"):
+        producer.write(["b"])
+    other = Producer()
+    other.partition.release(written_off=True)
+    other.partition.write(0, *encode(Batch(["a" * 200])))
+    assert other.budget.used == 0 and not other.only.entries
+    with pytest.raises(TaskCancelled):
+        other.write(["a"])
