@@ -69,7 +69,7 @@ def test_a_batch_that_was_handed_over_is_encoded_for_a_consumer_elsewhere(memory
         assert piece.whole is not None and piece.whole.batch.payload.equals(batch.payload)
         assert here.rows == list(range(100))
     here.give_back()
-    producer.only.view.release(CancelReason.MOVED)  # type: ignore[union-attr]
+    producer.only.view.release(CancelReason.MOVED)
     there = Consumer(producer)
     there.attach()
     assert not producer.partition.hand_over(0, batch)

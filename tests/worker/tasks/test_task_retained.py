@@ -71,7 +71,8 @@ def break_channels(site: Site, generation: int) -> None:
 @pytest.mark.parametrize("columns", [False, True])
 async def test_no_row_is_lost_or_comes_twice_when_channels_break(site: Site, columns: bool) -> None:
     if columns:
-        job = Table.source(Numbers(columns), {"n": "int64"}).rebalance().rename({"n": "m"}).rebalance().collect()
+        table = Table.source(Numbers(columns), {"n": "int64"}).rebalance()
+        job: Any = table.rename({"n": "m"}).rebalance().collect()
     else:
         job = Stream.source(Numbers()).rebalance().map(lambda row: row).rebalance().collect()
     site.deploy(job, parallelism=2, retained=True)
