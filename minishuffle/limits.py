@@ -228,7 +228,7 @@ BLOCKING_BYTES_MAX: Final = 16 * 1024 * MIB
 BLOCKS_READ_AHEAD_BYTES: Final = 4 * MIB
 """Bytes that all views of one blocking partition read ahead from the disk."""
 RETAINED_BYTES: Final = 1024 * MIB
-"""What a worker retains of elements that were sent, in memory and on disk; a setting's default."""
+"""Bytes of sent elements that a worker retains, in memory and on disk; a setting's default."""
 RETAINED_MEMORY_SHARE: Final = 4
 """One part in so many of these bytes may lie in memory."""
 RETAINED_FILE_BYTES: Final = 64 * MIB

@@ -159,7 +159,6 @@ SMALL = {
     "examples/keyby": "the example of an endless job",
     "examples/wordcount": "the example of word count",
     "exchange/gather": "some rows of columns, by numbers",
-    "exchange/wholebatches": "whole batches between tasks of one process",
     "exchange/notices": "entries of a channel's queue without data",
     "kernels/trust": "who can have put a file where it is",
     "observe/leftout": "in words, the records that a job left out of its results",

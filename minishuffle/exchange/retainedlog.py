@@ -59,9 +59,9 @@ class LogServices:
     """What the logs of a partition share."""
 
     name: str
-    """Of the partition."""
+    """The name of the partition."""
     version: int
-    """Of its rows: the attempt that began to make them."""
+    """The version of its rows: the attempt that began to make them."""
     store: RetainedStore
     disk: DiskReads
     """Reads what is not in memory, and encodes what was handed over."""
@@ -156,7 +156,7 @@ class RetainedSubpartition:
         self._latency: Event | None = None
         self._barrier: Event | None = None
         """The barrier that was appended last."""
-        # Of both.
+        # Both threads'.
         self.dirty = False
         """Noted by its partition as to be flushed; set by the writer, cleared by the loop."""
         self.notified = False
@@ -408,8 +408,8 @@ class RetainedSubpartition:
 
 
 def _reaches(entry: _Entry | Event, row: int) -> bool:
-    """Whether there is that row, or one behind it, in an entry of a log, or may be in one that is open, or
-    behind an event there."""
+    """Whether that row, or one behind it, is in the entry, may still be written to its open block, or follows
+    the event."""
     if isinstance(entry, Event):
         return entry.row >= row
     return not entry.block.closed or entry.end > row

@@ -34,7 +34,7 @@ __all__ = ["RetainedBlock", "RetainedBytes", "RetainedData", "RetainedStore", "S
 BLOCK_OVERHEAD_BYTES: Final = 600
 """What a block takes beside its pages: Python's objects for it, and its places in logs and tables."""
 _SPILL_DOWN_TO: Final = 7 / 8
-"""Of the memory, so that not every block makes the next one move."""
+"""This share of the memory stays full, so that not every block makes the next one move."""
 _FREE_SHARE: Final = 2
 """One part in so many of the memory may be free pages that wait to be used again."""
 

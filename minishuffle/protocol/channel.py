@@ -92,8 +92,8 @@ class SubpartitionView(Protocol):
         another barrier, or for none. (Flink: ``resumeConsumption``.)"""
 
     def make_stable(self, version: int, row: int) -> None:
-        """The consumer's snapshots cover rows of that version below that one: they need not be retained. No
-        effect once there is a newer view."""
+        """The consumer's snapshots cover rows below ``row`` of that version, which need not be retained any
+        longer. No effect once there is a newer view."""
 
     def release(self, reason: CancelReason) -> None:
         """The consumer is gone; nothing more will be polled through this view. Idempotent."""

@@ -141,7 +141,7 @@ class Task:
     _recovers: bool = field(default=False, init=False)
     """No batch was passed on yet since it took the place of another attempt."""
     _retained: list[RetainedPartition] = field(default_factory=list, init=False)
-    """Those of its partitions that retain what it writes."""
+    """Its partitions of the retained kind."""
     _inputs: Inputs | None = field(default=None, init=False)
     _reader: SourceReader | None = field(default=None, init=False)
     _loops: list[LoopCalls] = field(default_factory=list, init=False)
@@ -413,7 +413,7 @@ class Task:
                     paths.rest(min(rest.seconds, due - pause.now()))
 
     def _make_room(self) -> None:
-        """Between two elements: wait until there is room for what the next one makes, if that is retained."""
+        """Wait, between two elements, while its worker retains as many bytes as it may."""
         for partition in self._retained:
             if partition.store.full:
                 self.paths.wait_until(partition.store.make_room)
