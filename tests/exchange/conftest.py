@@ -19,7 +19,7 @@ from minishuffle.exchange.elements import (
 )
 from minishuffle.exchange.gate import Element, InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
-from minishuffle.exchange.partition import serve
+from minishuffle.exchange.partition import ResultPartition, serve
 from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import PipelinedSubpartition
@@ -86,15 +86,16 @@ class Setup:
         if self.direct:
             buffer.attachment.consumed(buffer)
 
-    def remote(self, producer: int) -> InputChannel:
+    def remote(self, producer: int, version: int = 0) -> InputChannel:
         """A channel whose producer is behind ``link``."""
         channel = self.gate.add_channel(producer)
-        self.request(channel)
+        self.request(channel, version=version)
         return channel
 
-    def request(self, channel: InputChannel, generation: int = 1) -> None:
+    def request(self, channel: InputChannel, generation: int = 1, version: int = 0) -> None:
         """Attach the channel to ``link``."""
-        request = PartitionRequest(PartitionId(JobId("j1"), 0, channel.producer), 0, generation=generation)
+        partition = PartitionId(JobId("j1"), 0, channel.producer)
+        request = PartitionRequest(partition, 0, generation=generation, version=version)
         channel.attach_remote(self.link, request)
 
     def partition(self, producer: int, segments: int = 16) -> PipelinedPartition:
@@ -131,7 +132,7 @@ class Setup:
         """Channels that wait for a floating buffer, in turn."""
         return [attachment.channel for attachment in self.gate.buffers.line]
 
-    def wire(self, partitions: list[PipelinedPartition]) -> Wire:
+    def wire(self, partitions: Sequence[ResultPartition]) -> Wire:
         """Joins the remote channels to partitions of another process."""
         return Wire(self, partitions)
 
@@ -190,7 +191,7 @@ class Setup:
 class Wire:
     """Joins remote channels to partitions of another process by the bytes of two connections."""
 
-    def __init__(self, setup: Setup, partitions: list[PipelinedPartition]) -> None:
+    def __init__(self, setup: Setup, partitions: Sequence[ResultPartition]) -> None:
         self.partitions = partitions
         self.link = setup.link
         self.consumer = setup.link.connection

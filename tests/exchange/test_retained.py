@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minishuffle.errors import LocalProtocolError, Superseded, TaskCancelled
+from minishuffle.errors import LocalProtocolError, PeerLost, Superseded, TaskCancelled
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.elements import encode
@@ -231,6 +232,36 @@ def test_a_writer_writes_on_while_a_consumer_is_away_or_replays_and_that_falls_n
         consumer.poll()
     consumer.read()
     assert producer.only.allowance == UNREAD and consumer.next == producer.only.rows
+
+
+def test_rows_cross_to_another_process_and_come_again_when_the_link_breaks(
+    make_setup: Callable[..., Any],
+) -> None:
+    """By the bytes of two connections: the request says the row, and Stable frees what was taken."""
+    producer = Producer(waits=lambda ready: None)
+    setup = make_setup(tolerant=True, waits=True)
+    channel = setup.remote(0, VERSION)
+    wire = setup.wire([producer.partition])
+    found: list[str] = []
+    written = [f"{number}" + "x" * (number % 7 * 40) for number in range(200)]
+    for number, row in enumerate(written):
+        producer.write([row])
+        producer.only.attend()
+        if number % 3 == 0:
+            wire.settle()
+            found += setup.rows()
+        if number % 50 == 49:
+            channel.detach(PeerLost("the link broke"))
+            setup.request(channel, number, version=VERSION)
+        if number % 40 == 39:
+            channel.make_stable(VERSION, channel.rows.next)
+    for _ in range(100):
+        wire.settle()
+        found += setup.rows()
+    assert found == written
+    channel.make_stable(VERSION, channel.rows.next)
+    wire.settle()
+    assert producer.only.stable == 200 and not any(setup.gate.rows_dropped().values())
 
 
 def test_what_is_broadcast_is_held_once_until_nobody_wants_it() -> None:
