@@ -28,7 +28,12 @@ __all__ = [
     "SubtaskId",
     "Term",
     "WorkerId",
+    "held_operator",
+    "holder_operator",
+    "is_holder",
+    "is_snapshot_edge",
     "is_state_edge",
+    "snapshot_edge",
     "state_edge",
 ]
 
@@ -109,17 +114,46 @@ class PartitionId:
 
 
 _STATE_EDGES: Final = 1 << 31
+_SNAPSHOT_EDGES: Final = 3 << 30
+_HOLDERS: Final = 1 << 31
 
 
 def state_edge(operator: int) -> int:
-    """The edge in the :class:`PartitionId` of what an attempt keeps of its state for the next attempt of its
-    subtask: no edge of the graph."""
+    """The edge in the :class:`PartitionId` of what an attempt, or the holder of its snapshots, keeps of its
+    state for the next attempt of its subtask: no edge of the graph."""
     return _STATE_EDGES + operator
 
 
 def is_state_edge(edge: int) -> bool:
     """Whether it is the edge of an operator's state."""
-    return edge >= _STATE_EDGES
+    return _STATE_EDGES <= edge < _SNAPSHOT_EDGES
+
+
+def snapshot_edge(operator: int) -> int:
+    """The edge in the :class:`PartitionId` of the snapshots that an attempt sends to their holder: no edge of
+    the graph."""
+    return _SNAPSHOT_EDGES + operator
+
+
+def is_snapshot_edge(edge: int) -> bool:
+    """Whether it is the edge of an operator's snapshots."""
+    return edge >= _SNAPSHOT_EDGES
+
+
+def holder_operator(operator: int) -> OperatorId:
+    """Holders of the snapshots of an operator's tasks have attempts of their own, under this number: no
+    vertex of the graph. The attempt counts the holders that a task has had, from 1."""
+    return OperatorId(_HOLDERS + operator)
+
+
+def held_operator(operator: int) -> OperatorId:
+    """The operator whose snapshots the holders with this number hold."""
+    return OperatorId(operator - _HOLDERS)
+
+
+def is_holder(operator: int) -> bool:
+    """Whether attempts with this operator are holders of snapshots."""
+    return operator >= _HOLDERS
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -327,6 +327,16 @@ class TaskSpec(ControlMessage):
     """It had ended before the savepoint that its job goes on from: it gives its consumers the end."""
 
 
+class HolderSpec(TaskAttempt):
+    """The holder of the snapshots of the subtask ``index`` of ``operator``. ``attempt`` counts the holders
+    that this subtask has had, from 1."""
+
+    task_attempt: int
+    """The attempt of the subtask whose snapshots it holds first; TasksRestarted names later ones."""
+    task_worker: WorkerNumber
+    """The worker that runs this attempt."""
+
+
 Step: TypeAlias = Literal["inputs", "outputs", "first record"]
 
 
@@ -503,7 +513,8 @@ class DeployTasks(ControlMessage):
     programs: dict[int, bytes]
     tasks: list[TaskSpec]
     workers: list[WorkerAddress]
-    """The workers of the producers and consumers of these tasks."""
+    """The workers of the producers and consumers of these tasks, and of the tasks whose snapshots the holders
+    hold."""
     placement: dict[int, bytes] = Field(default_factory=dict)
     """The worker of each subtask, by operator that feeds one of these tasks: see :func:`pack_placement`."""
     attempts: list[TaskAttempt] = Field(default_factory=list)
@@ -512,6 +523,8 @@ class DeployTasks(ControlMessage):
     """The last barrier of the job; 0: there has been none."""
     paused: bool = False
     """The barrier has not ended: these tasks start at it, and read and emit nothing before it ends."""
+    holders: list[HolderSpec] = Field(default_factory=list)
+    """The holders of snapshots that begin on this worker. There may be only these."""
 
     @model_validator(mode="after")
     def _placed(self) -> DeployTasks:
