@@ -14,12 +14,23 @@ come in disorder.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
-__all__ = ["NO_VERSION", "RowNumbers"]
+__all__ = ["NO_VERSION", "ChannelRows", "RowNumbers"]
 
 NO_VERSION: Final = 0
 """That of a producer which never runs again."""
+
+
+class ChannelRows(NamedTuple):
+    """How far a task is in the rows of one producer of an edge."""
+
+    producer: int
+    version: int
+    row: int
+    """The number of the first row that it has not taken."""
+    ended: bool = False
+    """It has taken all, and the end."""
 
 
 class RowNumbers:

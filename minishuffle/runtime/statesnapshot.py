@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from minishuffle.exchange.rownumbers import ChannelRows
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME
 from minishuffle.operators.state_parts import StatePart, divided
 from minishuffle.wire.packed import SplitPosition
@@ -25,12 +26,22 @@ class TaskStateSnapshot:
     """Where its source is in each split; nothing is leased."""
     watermark: int = BEGINNING_OF_TIME
     """The last one that it has passed on."""
+    taken: Mapping[int, Sequence[ChannelRows]] = field(default_factory=dict)
+    """Rows of its inputs that it has dealt with, by edge."""
+    written: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """The number of the next row for each consumer of an edge, in their order; by edge."""
+    dealt: Mapping[int, int] = field(default_factory=dict)
+    """Rows that it has dealt out in turn, by edge."""
+    collected: int = 0
+    """Rows that it has collected for the client of the job."""
+    pending: bytes = b""
+    """What its sink reports once the snapshot is safe."""
 
     @classmethod
     def share(cls, snapshots: Iterable[TaskStateSnapshot], index: int, parallelism: int) -> TaskStateSnapshot:
-        """What subtask ``index`` of ``parallelism`` goes on with of all snapshots of a vertex, without the
-        positions, which are dealt out by their source. Event time is where it was in the subtask that was
-        least far; one that has ended holds nobody back."""
+        """What subtask ``index`` of ``parallelism`` goes on with of all snapshots of a vertex: without the
+        positions, which are dealt out by their source, and without rows of channels, which begin anew. Event
+        time is where it was in the subtask that was least far; one that has ended holds nobody back."""
         parts: dict[str, list[StatePart]] = {}
         watermarks = []
         for each in snapshots:

@@ -6,15 +6,17 @@ attempt reads it over a channel like any other, with credit, TLS and all, before
 with none of it if it cannot have all of it.
 
 The elements are of the format ``STATE``: an Arrow IPC stream of one batch. The metadata of its schema has the
-id of the operator, the name of the part, and the watermark that the task has passed on; a stream without
-columns has the watermark alone.
+id of the operator and the name of the part. The first one has no columns: there it has the watermark that the
+task has passed on, and everything that is counted (rows by channel, positions of the source), in msgpack.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
+import msgpack
 import pyarrow as pa
 
 from minishuffle.counters import TaskCounters
@@ -25,12 +27,14 @@ from minishuffle.exchange.elements import AssemblyBudget, ElementFormat, Part, w
 from minishuffle.exchange.elementstore import ElementStore
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
+from minishuffle.exchange.rownumbers import ChannelRows
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import PartitionId
 from minishuffle.limits import BATCH_BYTES_MAX
 from minishuffle.operators.state_parts import StatePart
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
+from minishuffle.wire.packed import pack_positions, unpack_positions
 from minishuffle.worker.tasks.handoff import TaskPaths
 
 __all__ = ["StateHandover", "StateInput", "pack_state", "unpack_state"]
@@ -44,6 +48,7 @@ _LOOK_SECONDS: Final = 1.0
 _OPERATOR: Final = b"minishuffle.operator"
 _PART: Final = b"minishuffle.part"
 _WATERMARK: Final = b"minishuffle.watermark"
+_COUNTED: Final = b"minishuffle.counted"
 
 
 # --- elements ---------------------------------------------------------------------------------------------
@@ -55,10 +60,10 @@ def pack_state(snapshot: TaskStateSnapshot) -> Iterator[tuple[int, list[Part]]]:
     Raises:
         UsageError: a row is longer than an element may be.
     """
-    if snapshot == TaskStateSnapshot(positions=snapshot.positions):
+    if snapshot == TaskStateSnapshot():
         return
-    watermark = {_WATERMARK: str(snapshot.watermark).encode()}
-    yield 0, _element(pa.RecordBatch.from_arrays([], schema=pa.schema([], metadata=watermark)))
+    facts = {_WATERMARK: str(snapshot.watermark).encode(), _COUNTED: _pack_counted(snapshot)}
+    yield 0, _element(pa.RecordBatch.from_arrays([], schema=pa.schema([], metadata=facts)))
     for operator, parts in snapshot.parts.items():
         for part in parts:
             names = {_OPERATOR: operator.encode(), _PART: part.name.encode()}
@@ -77,19 +82,46 @@ def _element(batch: pa.RecordBatch) -> list[Part]:
 
 
 def unpack_state(payloads: Iterator[memoryview]) -> TaskStateSnapshot:
-    """The snapshot whose elements have these payloads; without positions, which the coordinator has."""
+    """The snapshot whose elements have these payloads."""
     parts: dict[str, list[StatePart]] = {}
-    watermark = TaskStateSnapshot().watermark
+    facts = TaskStateSnapshot()
     for payload in payloads:
         with pa.ipc.open_stream(payload) as stream:
             batch = stream.read_next_batch()
         metadata = dict(batch.schema.metadata)
         if _WATERMARK in metadata:
-            watermark = int(metadata[_WATERMARK])
+            facts = _unpack_counted(metadata[_COUNTED], int(metadata[_WATERMARK]))
             continue
         operator, name = (metadata.pop(key).decode() for key in (_OPERATOR, _PART))
         parts.setdefault(operator, []).append(StatePart(name, batch.replace_schema_metadata(metadata)))
-    return TaskStateSnapshot(parts, watermark=watermark)
+    return replace(facts, parts=parts)
+
+
+def _pack_counted(snapshot: TaskStateSnapshot) -> bytes:
+    packed: bytes = msgpack.packb(
+        [
+            pack_positions(snapshot.positions),
+            {edge: list(rows) for edge, rows in snapshot.taken.items()},
+            {edge: list(rows) for edge, rows in snapshot.written.items()},
+            dict(snapshot.dealt),
+            snapshot.collected,
+            snapshot.pending,
+        ]
+    )
+    return packed
+
+
+def _unpack_counted(packed: bytes, watermark: int) -> TaskStateSnapshot:
+    positions, taken, written, dealt, collected, pending = msgpack.unpackb(packed, strict_map_key=False)
+    return TaskStateSnapshot(
+        positions=unpack_positions(positions),
+        watermark=watermark,
+        taken={edge: [ChannelRows(*each) for each in rows] for edge, rows in taken.items()},
+        written=written,
+        dealt=dealt,
+        collected=collected,
+        pending=pending,
+    )
 
 
 # --- both sides -------------------------------------------------------------------------------------------

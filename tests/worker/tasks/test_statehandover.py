@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -17,12 +18,14 @@ from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.blocking import BlockingPartition
 from minishuffle.exchange.elements import ELEMENT_HEADER, AssemblyBudget
 from minishuffle.exchange.elementstore import ElementStore, StorePlace
+from minishuffle.exchange.rownumbers import ChannelRows
 from minishuffle.ids import JobId, PartitionId, state_edge
 from minishuffle.operators.base import BEGINNING_OF_TIME, Emit, Program, TaskContext
 from minishuffle.operators.chained import ChainedOperator
 from minishuffle.operators.state_parts import ORDER, StatePart, by_rows, in_order, unpacked, versioned
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
+from minishuffle.wire.packed import Cursor, SplitPosition
 from minishuffle.worker.tasks.handoff import TaskPaths
 from minishuffle.worker.tasks.statehandover import (
     SILENCE_SECONDS_MAX,
@@ -186,19 +189,40 @@ PARTS = st.builds(
 )
 
 
-@given(
-    st.dictionaries(st.sampled_from(["count", "join"]), st.lists(PARTS, min_size=1, max_size=3)),
-    st.sampled_from([BEGINNING_OF_TIME, -1, 0, 1 << 60]),
+EDGES = st.integers(0, 1 << 31)
+COUNTS = st.integers(0, (1 << 64) - 1)
+CURSORS = st.builds(Cursor, st.text(max_size=9), st.binary(max_size=9), COUNTS)
+COUNTED = st.fixed_dictionaries(
+    {},
+    optional={
+        "positions": st.lists(
+            st.builds(SplitPosition, EDGES, COUNTS, st.just(0), st.booleans(), st.none() | CURSORS)
+        ),
+        "watermark": st.sampled_from([BEGINNING_OF_TIME, -1, 0, 1 << 60]),
+        "taken": st.dictionaries(
+            EDGES, st.lists(st.builds(ChannelRows, EDGES, EDGES, COUNTS, st.booleans()), max_size=3)
+        ),
+        "written": st.dictionaries(EDGES, st.lists(COUNTS, max_size=3)),
+        "dealt": st.dictionaries(EDGES, COUNTS),
+        "collected": COUNTS,
+        "pending": st.binary(max_size=9),
+    },
 )
+
+
+@given(st.dictionaries(st.sampled_from(["count", "join"]), st.lists(PARTS, min_size=1, max_size=3)), COUNTED)
 def test_a_snapshot_is_the_same_behind_its_elements(
-    parts: dict[str, list[StatePart]], watermark: int
+    parts: dict[str, list[StatePart]], counted: dict[str, Any]
 ) -> None:
-    snapshot = TaskStateSnapshot(parts, watermark=watermark)
+    snapshot = TaskStateSnapshot(parts, **counted)
     elements = list(pack_state(snapshot))
     assert bool(elements) == (snapshot != TaskStateSnapshot())
     payloads = [memoryview(b"".join(each))[ELEMENT_HEADER.size :] for _, each in elements]
     found = unpack_state(iter(payloads))
-    assert found.watermark == watermark and found.parts.keys() == parts.keys()
+    expected = TaskStateSnapshot(**counted)
+    assert list(found.positions) == list(expected.positions)
+    assert replace(found, parts={}, positions=()) == replace(expected, positions=())
+    assert found.parts.keys() == parts.keys()
     for operator, wanted in parts.items():
         for one, other in zip(found.parts[operator], wanted, strict=True):
             assert one.name == other.name and one.batch.equals(other.batch, check_metadata=True)
