@@ -8,6 +8,7 @@ from typing import Any
 
 from minishuffle.operators.event_time import EventTime
 from minishuffle.plan.graph import JobGraph
+from minishuffle.plan.guarantee import guarantee_lines
 from minishuffle.plan.nodes import (
     Exchange,
     Feed,
@@ -53,6 +54,7 @@ def plan_map(plan: JobPlan) -> dict[str, Any]:
             for stage in stages_of(graph)
         ],
         "slots": slots_needed(graph),
+        "guarantee": graph.settings.guarantee,
     }
 
 
@@ -69,7 +71,7 @@ def plan_lines(plan: JobPlan) -> list[str]:
         lines += ["", "exchanges:"]
         for number, key in enumerate(plan.shipped):
             lines += [f"  {_exchange(graph, number)}", f"    ships {_shown(reasons.of_feeds[key])}"]
-    return [*lines, "", *_schedule(graph)]
+    return [*lines, "", *_schedule(graph), *guarantee_lines(graph)]
 
 
 # --- the logical plan -----------------------------------------------------------------------------

@@ -84,6 +84,15 @@ class JobSettings(BaseModel):
     start_when: Literal["any", "all"] | None = None
     """How many inputs of a vertex or stage have to be there for that. None: ``any`` of a vertex, ``all`` of a
     stage."""
+    guarantee: Literal["loss", "at_least_once"] = "loss"
+    """What becomes of rows and state when a task fails or is lost. ``loss``: those in its process are lost,
+    and counted. ``at_least_once``: none; its next attempt goes on from a local snapshot of it, which another
+    worker holds, and its producers send again what came after that. What it refuses is in
+    :mod:`~minishuffle.plan.guarantee`. (Flink: ``execution.checkpointing.mode``.)"""
+    snapshot_interval: float = Field(1.0, gt=0, le=3600)
+    """Seconds between two local snapshots of a task."""
+    snapshot_cost_max: float = Field(0.03, gt=0, le=1)
+    """Greatest part of its time that a task takes local snapshots: they come later where it would be more."""
 
     @model_validator(mode="after")
     def _scheduled(self) -> JobSettings:
@@ -98,6 +107,11 @@ class JobSettings(BaseModel):
     def starts_when(self) -> Literal["any", "all"]:
         """``start_when``, as it was given or is by default."""
         return self.start_when or ("any" if self.schedule == "first_output" else "all")
+
+    @property
+    def is_guaranteed(self) -> bool:
+        """Whether no row may be lost."""
+        return self.guarantee != "loss"
 
 
 class StatefulOperator(BaseModel):
@@ -216,6 +230,8 @@ class JobGraph(BaseModel):
     def on_unavailable(self) -> Literal["drop", "wait"]:
         """What producers of this job do with rows for a consumer that is restarting."""
         endless = any(vertex.is_source and not vertex.bounded for vertex in self.vertices)
+        if self.settings.is_guaranteed:
+            return "wait"
         return self.settings.on_unavailable or ("drop" if endless else "wait")
 
     def kept_edges(self) -> frozenset[int]:
@@ -226,8 +242,9 @@ class JobGraph(BaseModel):
 
     def _sides(self) -> frozenset[int]:
         """Bounded sides that are broadcast (an input other than 0: nothing is emitted for them alone), and
-        what leads to them, if it leads nowhere else and comes out the same when it runs again."""
-        if self.settings.restart_strategy == "none":
+        what leads to them, if it leads nowhere else and comes out the same when it runs again. With a
+        guarantee such edges are retained as all others are."""
+        if self.settings.restart_strategy == "none" or self.settings.is_guaranteed:
             return frozenset()
         kept = {n for n, vertex in enumerate(self.vertices) if vertex.bounded and self.outputs_of(n)}
         sides = set(filter(self.is_read_first, range(len(self.edges))))
@@ -257,6 +274,13 @@ class JobGraph(BaseModel):
             and all(self.vertices[each].is_repeatable for each in joined)
             for vertex in joined
         )
+
+    def snapshotted(self) -> frozenset[int]:
+        """Vertices whose tasks take local snapshots, from which their next attempts go on: those of a job
+        with a guarantee which are not replayed."""
+        if not self.settings.is_guaranteed:
+            return frozenset()
+        return frozenset(range(len(self.vertices))) - self.replayed()
 
     def unrepeatable(self) -> frozenset[int]:
         """Vertices of which something is stored by a blocking edge that cannot be made again once it is lost,

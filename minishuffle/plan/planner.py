@@ -18,6 +18,7 @@ from minishuffle.operators.base import Output
 from minishuffle.plan.arguments import checked_parallelism
 from minishuffle.plan.end_steps import ExternalStep, ScanStep, SinkStep
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, StatefulOperator, Vertex
+from minishuffle.plan.guarantee import check_guarantee
 from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.nodes import (
     Exchange,
@@ -136,8 +137,8 @@ def plan_job(
         whole: False: it may go on, and is to be looked at only.
 
     Raises:
-        InvalidGraph: the stream has no sink, forwards between different parallelisms, or would store what has
-            no end.
+        InvalidGraph: the stream has no sink, forwards between different parallelisms, would store what has no
+            end, or has what its guarantee refuses.
         UsageError: a function cannot be pickled, or ``parallelism`` is no number of subtasks.
         ResourceExhausted: what the job carries does not fit into a submission.
     """
@@ -148,6 +149,7 @@ def plan_job(
         vertices=[_vertex(chain) for chain in chains], edges=edges, settings=settings or JobSettings()
     )
     _check_size(graph)
+    check_guarantee(graph)
     return JobPlan(nodes, shipped, graph)
 
 

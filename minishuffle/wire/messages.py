@@ -254,6 +254,9 @@ class InputSpec(ControlMessage):
     """Event time waits for the next attempt of a lost producer, which may repeat its rows."""
     strict: bool = False
     """The task fails if rows may be missing because a link broke: its next attempt gets all of them again."""
+    guaranteed: bool = False
+    """No row may be missing: producers retain what they have sent until snapshots of this task cover it, and
+    number it through all their versions."""
 
 
 class OutputSpec(ControlMessage):
@@ -321,6 +324,13 @@ class TaskSpec(ControlMessage):
     """The worker that keeps the state with which it goes on."""
     state_attempt: int = 0
     """The attempt that wrote this state; 0: there is none."""
+    state_holder: bool = False
+    """This state is the oldest snapshot that a holder keeps, and ``state_attempt`` counts this holder. If the
+    holder has none, the task begins from its beginning."""
+    needs_state: bool = False
+    """There have been snapshots of the task: it must not begin from its beginning."""
+    holder: int = 0
+    """The holder of the snapshots that the task takes, counted from 1; 0: it has none yet."""
     restoration: Restoration | None = None
     """Where its first attempt takes its state from; None: it begins without any."""
     has_ended: bool = False

@@ -23,6 +23,7 @@ from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.plan.arguments import checked_job_name
 from minishuffle.plan.graph import JobGraph, Placement
+from minishuffle.plan.guarantee import check_guarantee
 from minishuffle.plan.stages import is_staged, slots_needed
 from minishuffle.wire.advertised import linkable_groups, unlinkable
 from minishuffle.wire.messages import (
@@ -227,6 +228,7 @@ def checked_graph(message: SubmitJob, python: str) -> JobGraph:
     graph = JobGraph.from_bytes(message.graph)
     if not graph.vertices:
         raise InvalidGraph("the job has no operators: give it a source and a sink")
+    check_guarantee(graph)
     return graph
 
 

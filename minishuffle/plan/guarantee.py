@@ -1,0 +1,94 @@
+"""What a job with ``guarantee="at_least_once"`` must not contain, and what the guarantee takes.
+
+Its tasks go on from local snapshots, which other workers hold, and their producers retain what they have sent
+until such snapshots cover it. What could not be sent or read again is refused before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from minishuffle.errors import InvalidGraph
+from minishuffle.plan.graph import JobGraph
+
+__all__ = ["check_guarantee", "guarantee_lines"]
+
+_ALIGNING = (
+    "a barrier holds one channel back while another is read, for which each channel needs buffers of its own"
+)
+
+
+def check_guarantee(graph: JobGraph) -> None:
+    """Raises InvalidGraph if the job has a guarantee that it cannot keep; with the first reason."""
+    if not graph.settings.is_guaranteed:
+        return
+    for reason in (*_of_settings(graph), *_of_vertices(graph), *_of_edges(graph)):
+        raise InvalidGraph(f'guarantee="{graph.settings.guarantee}" cannot be kept {reason}')
+
+
+def _of_settings(graph: JobGraph) -> Iterator[str]:
+    settings = graph.settings
+    if settings.restart_strategy == "none":
+        yield 'with restart_strategy="none", since what was lost comes again by a restart: leave one out'
+    if settings.on_unavailable == "drop":
+        yield 'with on_unavailable="drop", which loses rows: leave it out, or use guarantee="loss"'
+    if settings.source_lease is not None:
+        yield (
+            "with source_lease, which says how many rows may be lost: leave it out, sources go on at the "
+            "positions in their snapshots"
+        )
+    if settings.flow_control == "tcp":
+        yield f'with flow_control="tcp": {_ALIGNING}. Use flow_control="credit"'
+    if settings.buffers_per_channel == 0:
+        yield f"with buffers_per_channel=0: {_ALIGNING}. Use 1 or more"
+
+
+def _of_vertices(graph: JobGraph) -> Iterator[str]:
+    for vertex in graph.vertices:
+        if vertex.stream:
+            yield (
+                f"for what other programs write into {vertex.stream!r}, since nobody can read it again: have "
+                'them write files and read these, or use guarantee="loss"'
+            )
+        elif vertex.is_source and not vertex.replayable:
+            yield (
+                f"for the source of {vertex.name!r}, which does not give again what it has given (replayable "
+                'is False, or it acknowledges): read one that does, or use guarantee="loss"'
+            )
+        if vertex.sink:
+            yield (
+                f"for the results that {vertex.sink!r} keeps for other programs, since they are lost with "
+                'their worker: write them with to_files, or use guarantee="loss"'
+            )
+
+
+def _of_edges(graph: JobGraph) -> Iterator[str]:
+    """A blocking exchange restarts what it joins from the beginning, where that ends."""
+    for number, edge in enumerate(graph.edges):
+        if edge.kind == "blocking" and edge.target in graph.snapshotted():
+            yield (
+                f"for the blocking exchange {graph.exchange_name(number)}, behind which the job has no end: "
+                "leave exchange('blocking') out, or bound all sources"
+            )
+
+
+def guarantee_lines(graph: JobGraph) -> list[str]:
+    """For a reader: what the guarantee of a job takes of its workers; nothing without one."""
+    settings, tasks = graph.settings, graph.snapshotted()
+    if not settings.is_guaranteed:
+        return []
+    count = sum(graph.vertices[each].parallelism for each in tasks)
+    edges = sum(edge.source in tasks for edge in graph.edges)
+    lines = [
+        f"guarantee {settings.guarantee}: two workers at least; {count} tasks send a snapshot of their state "
+        f"to another worker every {settings.snapshot_interval:g} s, or later where that would take more than "
+        f"{settings.snapshot_cost_max:.0%} of their time",
+        f"  {edges} of {len(graph.edges)} exchanges retain what was sent until snapshots cover it: what "
+        "comes in two intervals, in memory and then on disk (retained_bytes of each worker)",
+    ]
+    if again := sorted(graph.replayed()):
+        names = ", ".join(graph.vertices[each].name for each in again)
+        lines.append(
+            f"  no snapshots of {names}: blocking exchanges join them, and they run again as a whole"
+        )
+    return lines

@@ -1,0 +1,86 @@
+"""What a job with a guarantee must not contain, each with its reason; and what the guarantee takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minishuffle.errors import InvalidGraph
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.plan.guarantee import check_guarantee, guarantee_lines
+
+
+def vertex(name: str, **others: Any) -> Vertex:
+    fields = {"parallelism": 2, "operators": [name], "is_source": name == "read", "program": b"", **others}
+    return Vertex(name=name, **fields)
+
+
+def graph(
+    *, kind: Any = "pipelined", read: Any = (), write: Any = (), also: Any = (), **settings: Any
+) -> JobGraph:
+    """Sources ``read`` and ``also``, whose records ``write`` gets, the latter's by a pipelined edge."""
+    vertices = [vertex("read", **dict(read)), vertex("write", **dict(write))]
+    edges = [Edge(source=0, target=1, partitioner="hash", kind=kind)]
+    if also:
+        vertices.append(vertex("also", is_source=True, **dict(also)))
+        edges.append(Edge(source=2, target=1, input=1, partitioner="hash"))
+    given = JobSettings.model_validate({"guarantee": "at_least_once", **settings})
+    return JobGraph(vertices=vertices, edges=edges, settings=given)
+
+
+ENDLESS = {"bounded": False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"restart_strategy": "none"}, 'with restart_strategy="none"'),
+        ({"on_unavailable": "drop"}, 'with on_unavailable="drop"'),
+        ({"source_lease": 0}, "with source_lease"),
+        ({"source_lease": 100}, "with source_lease"),
+        ({"flow_control": "tcp"}, 'with flow_control="tcp": a barrier holds one channel back'),
+        ({"buffers_per_channel": 0}, "with buffers_per_channel=0: a barrier holds one channel back"),
+        ({"read": {"stream": "orders"}}, "for what other programs write into 'orders'"),
+        ({"read": {"replayable": False}}, "for the source of 'read'"),
+        ({"write": {"sink": "answers"}}, "for the results that 'answers' keeps"),
+        ({"kind": "blocking", "also": ENDLESS}, "for the blocking exchange read => write"),
+    ],
+)
+def test_what_a_guarantee_cannot_be_kept_with_is_refused(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidGraph, match=f'^guarantee="at_least_once" cannot be kept {reason}'):
+        check_guarantee(graph(**fields))
+    if "also" not in fields:
+        check_guarantee(graph(**{**fields, "guarantee": "loss"}))
+
+
+@pytest.mark.parametrize("fields", [{}, {"read": ENDLESS}, {"kind": "blocking"}, {"on_unavailable": "wait"}])
+def test_other_jobs_may_have_one_and_wait_for_what_is_down(fields: dict[str, Any]) -> None:
+    check_guarantee(graph(**fields))
+    assert graph(**fields).on_unavailable == "wait"
+
+
+def test_tasks_that_blocking_exchanges_join_take_no_snapshots_and_all_others_do() -> None:
+    assert graph().snapshotted() == graph(read=ENDLESS).snapshotted() == {0, 1}
+    assert graph(kind="blocking").snapshotted() == graph(guarantee="loss").snapshotted() == frozenset()
+
+
+def test_sides_that_are_broadcast_are_retained_like_all_else() -> None:
+    side = Edge(source=0, target=1, input=1, partitioner="broadcast")
+    for guarantee, kept in (("loss", {0}), ("at_least_once", set[int]())):
+        settings = JobSettings.model_validate({"guarantee": guarantee})
+        job = JobGraph(vertices=[vertex("read"), vertex("write")], edges=[side], settings=settings)
+        assert job.kept_edges() == kept
+
+
+def test_the_cost_is_said_in_words() -> None:
+    assert guarantee_lines(graph(guarantee="loss")) == []
+    assert guarantee_lines(graph(snapshot_interval=2)) == [
+        "guarantee at_least_once: two workers at least; 4 tasks send a snapshot of their state to another "
+        "worker every 2 s, or later where that would take more than 3% of their time",
+        "  1 of 1 exchanges retain what was sent until snapshots cover it: what comes in two intervals, in "
+        "memory and then on disk (retained_bytes of each worker)",
+    ]
+    assert guarantee_lines(graph(kind="blocking"))[-1] == (
+        "  no snapshots of read, write: blocking exchanges join them, and they run again as a whole"
+    )
