@@ -54,8 +54,8 @@ _COUNTED: Final = b"minishuffle.counted"
 # --- elements ---------------------------------------------------------------------------------------------
 
 
-def pack_state(snapshot: TaskStateSnapshot) -> Iterator[tuple[int, list[Part]]]:
-    """Rows and bytes of each element, in order; none if there is nothing to go on with.
+def pack_state(snapshot: TaskStateSnapshot) -> Iterator[list[Part]]:
+    """Each element, in order, which counts as one row; none if there is nothing to go on with.
 
     Raises:
         UsageError: a row is longer than an element may be.
@@ -63,7 +63,7 @@ def pack_state(snapshot: TaskStateSnapshot) -> Iterator[tuple[int, list[Part]]]:
     if snapshot == TaskStateSnapshot():
         return
     facts = {_WATERMARK: str(snapshot.watermark).encode(), _COUNTED: _pack_counted(snapshot)}
-    yield 0, _element(pa.RecordBatch.from_arrays([], schema=pa.schema([], metadata=facts)))
+    yield _element(pa.RecordBatch.from_arrays([], schema=pa.schema([], metadata=facts)))
     for operator, parts in snapshot.parts.items():
         for part in parts:
             names = {_OPERATOR: operator.encode(), _PART: part.name.encode()}
@@ -71,14 +71,14 @@ def pack_state(snapshot: TaskStateSnapshot) -> Iterator[tuple[int, list[Part]]]:
             rows = max(1, batch.num_rows * BATCH_BYTES_MAX // max(1, batch.nbytes))
             for begin in range(0, batch.num_rows, rows):
                 piece = batch.slice(begin, rows)
-                yield piece.num_rows, _element(piece)
+                yield _element(piece)
 
 
 def _element(batch: pa.RecordBatch) -> list[Part]:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
-    return with_header(batch.num_rows, ElementFormat.STATE, [memoryview(sink.getvalue())])
+    return with_header(1, ElementFormat.STATE, [memoryview(sink.getvalue())])
 
 
 def unpack_state(payloads: Iterator[memoryview]) -> TaskStateSnapshot:
@@ -272,11 +272,11 @@ class StateHandover:
             raise ResourceExhausted(f"what {', '.join(missing)} holds cannot be taken along")
         partition: BlockingPartition | None = None
         try:
-            for rows, element in pack_state(snapshot):
+            for element in pack_state(snapshot):
                 self._paths.check()
                 if partition is None:
                     partition = self._make_partition()
-                partition.write(0, rows, element)
+                partition.write(0, 1, element)
         except BaseException:
             if partition is not None:
                 partition.release(False)

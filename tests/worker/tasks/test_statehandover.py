@@ -16,7 +16,7 @@ from minishuffle.counters import TaskCounters
 from minishuffle.errors import PartitionLost, PeerLost, ShuffleError, TaskCancelled
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.blocking import BlockingPartition
-from minishuffle.exchange.elements import ELEMENT_HEADER, AssemblyBudget
+from minishuffle.exchange.elements import ELEMENT_HEADER, AssemblyBudget, read_header
 from minishuffle.exchange.elementstore import ElementStore, StorePlace
 from minishuffle.exchange.rownumbers import ChannelRows
 from minishuffle.ids import JobId, PartitionId, state_edge
@@ -217,7 +217,7 @@ def test_a_snapshot_is_the_same_behind_its_elements(
     snapshot = TaskStateSnapshot(parts, **counted)
     elements = list(pack_state(snapshot))
     assert bool(elements) == (snapshot != TaskStateSnapshot())
-    payloads = [memoryview(b"".join(each))[ELEMENT_HEADER.size :] for _, each in elements]
+    payloads = [memoryview(b"".join(each))[ELEMENT_HEADER.size :] for each in elements]
     found = unpack_state(iter(payloads))
     expected = TaskStateSnapshot(**counted)
     assert list(found.positions) == list(expected.positions)
@@ -231,8 +231,10 @@ def test_a_snapshot_is_the_same_behind_its_elements(
 def test_a_long_part_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minishuffle.worker.tasks.statehandover.BATCH_BYTES_MAX", 64)
     part = versioned("rows", {ORDER: list(range(100))})
-    elements = list(pack_state(TaskStateSnapshot({"rows": [part]})))
-    assert [rows for rows, _ in elements] == [0, *[8] * 12, 4]
+    elements = [b"".join(each) for each in pack_state(TaskStateSnapshot({"rows": [part]}))]
+    assert [read_header(each)[1] for each in elements] == [1] * (1 + 13)  # of eight rows, the last of four
+    found = unpack_state(memoryview(each)[ELEMENT_HEADER.size :] for each in elements)
+    assert [each.batch.num_rows for each in found.parts["rows"]] == [8] * 12 + [4]
 
 
 # --- both sides -------------------------------------------------------------------------------------------
