@@ -1,0 +1,161 @@
+"""When a task takes local snapshots, which are kept, and what its producers need not retain any more. Pure.
+
+A task takes snapshots of its own accord, uncoordinated with others, and its *holder* on another worker keeps
+few of them. The next attempt goes on from the oldest one that is kept. So that this one serves whatever its
+consumers ask for, though they die with it, a snapshot becomes the oldest once each consumer has said that
+it will never ask for rows below those written up to it. And producers hear that rows are stable once the
+snapshot that covers them is the oldest that the holder has: what a next attempt may ask for is retained.
+
+Three are kept at most: the oldest, which the consumers hold back, the newest, and one between, so that the
+oldest moves on however far behind they are. Number 0 is what the attempt began with: the beginning of the
+job, or the snapshot of the attempt before.
+
+(Uncoordinated checkpoints with a log at the sender: Elnozahy et al., "A Survey of Rollback-Recovery Protocols
+in Message-Passing Systems", 2002. Flink has coordinated ones alone.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from minishuffle.exchange.rownumbers import ChannelRows
+from minishuffle.runtime.statesnapshot import TaskStateSnapshot
+
+__all__ = ["LocalSnapshots"]
+
+KEPT_MAX: Final = 3
+_BEGUN: Final = 0
+"""The number of what the attempt has begun with."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    number: int
+    counted: TaskStateSnapshot
+    """Without the state of operators."""
+    safe: bool = False
+    """The holder has it."""
+
+
+class LocalSnapshots:
+    """The snapshots of one attempt; all belongs to its thread.
+
+    Invariants, with ``stable`` as the consumers have said last::
+
+        1 ≤ snapshots kept ≤ 3, and their numbers ascend
+        rows written, oldest kept ≤ stable of each consumer
+        rows announced as stable ≤ rows taken of the oldest snapshot at the holder
+        seconds for taking one ≤ cost_max · seconds from its end to the next, unless that was asked for
+
+    Args:
+        begun: what the attempt goes on from.
+        interval: seconds between two snapshots.
+        cost_max: the greatest part of its time for which a task takes snapshots.
+        now: seconds, on the clock of every other ``now``.
+        is_held: whether there is a holder, and it has ``begun``.
+    """
+
+    def __init__(
+        self,
+        begun: TaskStateSnapshot,
+        *,
+        interval: float,
+        cost_max: float,
+        now: float,
+        is_held: bool = True,
+    ) -> None:
+        self._interval, self._cost_max = interval, cost_max
+        self._kept = [_Kept(_BEGUN, replace(begun, parts={}), safe=True)]
+        self._number = _BEGUN
+        """The number of the snapshot taken last."""
+        self._lost = _BEGUN - is_held
+        """The holder has none up to that one."""
+        self._has_holder = is_held
+        self._oldest_held = self._announced = _BEGUN
+        """The oldest snapshot at the holder, and the one whose rows were announced as stable."""
+        self._looked_at, self._cost = now, 0.0
+        self._hurries = False
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of snapshots that the holder is to keep; a next attempt goes on from the first."""
+        return [each.number for each in self._kept]
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether the holder has a snapshot that a next attempt can go on from."""
+        return self._oldest_held > self._lost
+
+    # --- when ------------------------------------------------------------------------------------
+
+    def due(self) -> float:
+        """When the next one is to be taken; inf: not before the holder has said something."""
+        if not self._has_holder or not self._kept[-1].safe:
+            return math.inf
+        pause = self._cost if self._hurries else max(self._interval, self._cost / self._cost_max)
+        return self._looked_at + pause
+
+    def ask(self) -> None:
+        """Have the next one taken as soon as the last has taken no more than half of the time."""
+        self._hurries = True
+
+    def is_news(self, counted: TaskStateSnapshot, now: float) -> bool:
+        """Whether the task has done anything since the last one, which says the same otherwise; the next look
+        is due later then."""
+        if counted != self._kept[-1].counted:
+            return True
+        self._looked_at, self._hurries = now, False
+        return False
+
+    # --- what happens ----------------------------------------------------------------------------
+
+    def take(self, counted: TaskStateSnapshot, begun: float, now: float) -> int:
+        """One was taken from ``begun`` on and is sent to the holder: gives its number. Say behind it which
+        are to be kept."""
+        self._number += 1
+        if len(self._kept) == KEPT_MAX:
+            self._kept.pop()
+        self._kept.append(_Kept(self._number, replace(counted, parts={})))
+        self._looked_at, self._cost, self._hurries = now, now - begun, False
+        return self._number
+
+    def hold(self, number: int, kept: Sequence[int]) -> None:
+        """The holder has the snapshot ``number`` and all before it, and keeps those numbered ``kept``.
+        Number 0 adds none."""
+        for each in self._kept:
+            each.safe = each.safe or each.number <= number
+        self._oldest_held = max(kept[0], self._oldest_held)
+
+    def advance(self, stable: Mapping[int, Sequence[int]]) -> bool:
+        """The consumers have said which rows of each edge they will not ask for any more. Whether there is
+        another oldest snapshot: say which ones are to be kept."""
+        for at in range(len(self._kept) - 1, 0, -1):
+            each = self._kept[at]
+            if each.safe and _covers(stable, each.counted.written):
+                del self._kept[:at]
+                return True
+        return False
+
+    def change_holder(self) -> None:
+        """Another holder has none of them. A next attempt could go on from none until one serves all
+        consumers again."""
+        self._kept = [_Kept(_BEGUN, TaskStateSnapshot(), safe=True)]
+        self._lost, self._has_holder, self._hurries = self._number, True, True
+        self._looked_at = -math.inf
+
+    def stable(self) -> Mapping[int, Sequence[ChannelRows]] | None:
+        """By edge, the rows that producers need not retain any more; None: nothing new since then."""
+        oldest = self._kept[0]
+        if not self._announced < oldest.number <= self._oldest_held:
+            return None
+        self._announced = oldest.number
+        return oldest.counted.taken
+
+
+def _covers(stable: Mapping[int, Sequence[int]], written: Mapping[int, Sequence[int]]) -> bool:
+    return all(
+        row <= said for edge, rows in written.items() for row, said in zip(rows, stable[edge], strict=True)
+    )

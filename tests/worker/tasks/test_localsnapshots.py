@@ -1,0 +1,252 @@
+"""When a task takes local snapshots, which are kept, and that no set of deaths asks for what is gone."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from minishuffle.exchange.rownumbers import ChannelRows
+from minishuffle.runtime.statesnapshot import TaskStateSnapshot
+from minishuffle.worker.tasks.localsnapshots import KEPT_MAX, LocalSnapshots
+from support.soak import examples
+
+EDGE = 4
+
+
+def counted(taken: int = 0, written: int = 0, version: int = 1) -> TaskStateSnapshot:
+    return TaskStateSnapshot(taken={EDGE: [ChannelRows(0, version, taken)]}, written={EDGE: [written]})
+
+
+def snapshots(**options: Any) -> LocalSnapshots:
+    return LocalSnapshots(counted(), **{"interval": 1.0, "cost_max": 0.1, "now": 0.0} | options)
+
+
+# --- when -------------------------------------------------------------------------------------------------
+
+
+def test_the_next_is_due_behind_the_interval_or_later_where_taking_one_is_long() -> None:
+    machine = snapshots()
+    assert machine.due() == 1.0
+    assert machine.take(counted(1), 1.0, 1.05) == 1
+    assert machine.due() == math.inf, "the holder has yet to say that it has the last"
+    machine.hold(1, [0, 1])
+    assert machine.due() == 2.05
+    machine.take(counted(2), 3.0, 3.5)
+    machine.hold(2, [0, 1, 2])
+    assert machine.due() == pytest.approx(3.5 + 5.0), "a tenth of the time"
+
+
+def test_one_that_is_asked_for_takes_half_of_the_time_at_most() -> None:
+    machine = snapshots()
+    machine.take(counted(1), 1.0, 1.25)
+    machine.hold(1, [0, 1])
+    machine.ask()
+    assert machine.due() == 1.5
+    machine.take(counted(2), 1.5, 1.75)
+    machine.hold(2, [0, 1, 2])
+    assert machine.due() == 1.75 + 2.5
+
+
+def test_a_task_that_has_done_nothing_takes_none() -> None:
+    machine = snapshots()
+    assert not machine.is_news(counted(), 1.0) and machine.due() == 2.0
+    assert machine.is_news(counted(1), 2.0) and machine.due() == 2.0
+    machine.ask()
+    assert not machine.is_news(counted(), 2.0) and machine.due() == 3.0, "it would free nothing"
+
+
+def test_without_a_holder_none_is_due_and_the_first_of_a_new_one_is_due_at_once() -> None:
+    machine = snapshots(is_held=False)
+    assert machine.due() == math.inf and not machine.is_protected
+    machine.change_holder()
+    assert machine.due() == -math.inf and not machine.is_protected
+    machine.take(counted(3, 5), 7.0, 7.0)
+    machine.hold(1, [0, 1])
+    assert not machine.advance({EDGE: [4]}) and machine.stable() is None, "consumers may ask for row 4"
+    assert machine.advance({EDGE: [5]}) and machine.numbers == [1]
+    assert machine.stable() is None, "the holder has yet to hear which one is the oldest"
+    assert not machine.is_protected
+    machine.hold(0, [1])
+    assert machine.is_protected
+    assert machine.stable() == counted(3).taken
+
+
+# --- which are kept ---------------------------------------------------------------------------------------
+
+
+def test_while_a_consumer_holds_the_oldest_back_the_newest_is_replaced() -> None:
+    machine, kept = snapshots(), []
+    for number in range(1, 5):
+        machine.take(counted(number, number), 0.0, 0.0)
+        machine.hold(number, machine.numbers)
+        assert not machine.advance({EDGE: [0]})
+        kept.append(machine.numbers)
+    assert kept == [[0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 4]]
+    assert machine.advance({EDGE: [2]}) and machine.numbers == [1, 4]
+    machine.hold(4, [1, 4])
+    assert machine.stable() == counted(1).taken and machine.stable() is None
+
+
+def test_the_oldest_of_a_sink_is_the_newest_that_is_safe() -> None:
+    machine = snapshots()
+    machine.take(TaskStateSnapshot(collected=7), 0.0, 0.0)
+    assert not machine.advance({}), "the holder does not have it"
+    machine.hold(1, [0, 1])
+    assert machine.advance({}) and machine.numbers == [1]
+
+
+# --- deaths -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Holder:
+    """Has the snapshots of one task. What it hears and says is under way for a while."""
+
+    kept: dict[int, TaskStateSnapshot]
+    oldest: int = 0
+    heard: deque[tuple[int, TaskStateSnapshot | None, list[int]]] = field(default_factory=deque)
+    said: deque[tuple[int, list[int]]] = field(default_factory=deque)
+
+    def hear(self) -> None:
+        number, snapshot, numbers = self.heard.popleft()
+        if snapshot is not None:
+            self.kept[number] = snapshot
+        self.kept = {each: held for each, held in self.kept.items() if each in numbers}
+        self.oldest = numbers[0]
+        self.said.append((number, numbers))
+
+
+class Subtask:
+    """A task of a chain, with what it retains for the one behind it. Its rows are numbered only."""
+
+    def __init__(self, version: int, begun: TaskStateSnapshot, holder: Holder) -> None:
+        (self.taken,), (self.written,) = begun.taken[EDGE], begun.written[EDGE]
+        self.version, self.first, self.stable = version, self.written, self.written
+        self.holder = holder
+        self.machine = LocalSnapshots(begun, interval=1.0, cost_max=0.1, now=0.0)
+        self.told: deque[ChannelRows] = deque()
+        """Under way to its producer."""
+
+    def counted(self) -> TaskStateSnapshot:
+        return TaskStateSnapshot(taken={EDGE: [self.taken]}, written={EDGE: [self.written]})
+
+    def advance(self, *, last: bool) -> None:
+        machine = self.machine
+        if machine.advance({EDGE: [self.written if last else self.stable]}):
+            self.holder.heard.append((0, None, machine.numbers))
+        if (rows := machine.stable()) is not None:
+            self.told += rows[EDGE]
+
+
+class Deaths(RuleBasedStateMachine):
+    """A chain of three tasks, each of which may die at any time, with its holder or without."""
+
+    COUNT = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attempts = 1
+        self.begin()
+
+    def begin(self) -> None:
+        begun = counted(version=0)
+        self.tasks = [self.subtask(each, begun, Holder({0: begun})) for each in range(self.COUNT)]
+        for number in range(1, self.COUNT):
+            self.attach(number)
+
+    def subtask(self, number: int, begun: TaskStateSnapshot, holder: Holder) -> Subtask:
+        """The source makes the same rows again, and keeps its version."""
+        self.attempts += number > 0
+        return Subtask(self.attempts if number else 1, begun, holder)
+
+    def attach(self, number: int) -> None:
+        """A task reads from its producer, as of an attempt of either: nothing that it needs is gone."""
+        task, producer = self.tasks[number], self.tasks[number - 1]
+        if task.taken.version == producer.version:
+            assert producer.stable <= task.taken.row
+        else:
+            assert producer.stable == producer.first <= task.taken.row, "it gets all of the new version"
+            task.taken = ChannelRows(0, producer.version, producer.first)
+
+    @rule(rows=st.integers(1, 5), results=st.lists(st.integers(0, 5), min_size=3, max_size=3))
+    def run(self, rows: int, results: list[int]) -> None:
+        """Each task reads some rows, and makes some of them."""
+        for number, task in enumerate(self.tasks):
+            if number:
+                rows = max(0, min(rows, self.tasks[number - 1].written - task.taken.row))
+                task.taken = task.taken._replace(row=task.taken.row + rows)
+            if rows:
+                task.written += results[number]
+
+    @rule(number=st.integers(0, 2), steps=st.integers(0, 4))
+    def take(self, number: int, steps: int) -> None:
+        """A task takes a snapshot if one is due, and some of what is under way arrives."""
+        task = self.tasks[number]
+        if task.machine.due() < math.inf and task.machine.is_news(task.counted(), 0.0):
+            taken = task.counted()
+            task.holder.heard.append((task.machine.take(taken, 0.0, 0.0), taken, task.machine.numbers))
+        for _ in range(steps):
+            if task.holder.said:
+                task.machine.hold(*task.holder.said.popleft())
+                task.advance(last=number == self.COUNT - 1)
+            elif task.holder.heard:
+                task.holder.hear()
+
+    @rule(number=st.integers(1, 2))
+    def hear_stable(self, number: int) -> None:
+        task, producer = self.tasks[number], self.tasks[number - 1]
+        if task.told and (rows := task.told.popleft()).version == producer.version:
+            producer.stable = max(rows.row, producer.stable)
+            producer.advance(last=False)
+
+    @rule(numbers=st.sets(st.integers(0, 2), min_size=1), heard=st.integers(0, 4))
+    def die(self, numbers: set[int], heard: int) -> None:
+        """The next attempts go on from what their holders have once they have ``heard`` some more."""
+        for number in numbers:
+            holder = self.tasks[number].holder
+            for _ in range(min(heard, len(holder.heard))):
+                holder.hear()
+            if holder.oldest not in holder.kept:  # it was lost before, and none serves all consumers yet
+                assert not self.tasks[number].machine.is_protected
+                self.begin()
+                return
+            begun = holder.kept[holder.oldest]
+            self.tasks[number] = self.subtask(number, begun, Holder({0: begun}))
+        for number in range(1, self.COUNT):
+            if {number, number - 1} & numbers:
+                self.attach(number)
+
+    @rule(number=st.integers(0, 2))
+    def lose_holder(self, number: int) -> None:
+        task = self.tasks[number]
+        task.holder = Holder({})
+        task.machine.change_holder()
+
+    @invariant()
+    def what_is_kept_serves_everybody(self) -> None:
+        for number, task in enumerate(self.tasks):
+            machine, numbers = task.machine, task.machine.numbers
+            assert 1 <= len(numbers) <= KEPT_MAX and numbers == sorted(set(numbers))
+            oldest = task.holder.kept.get(task.holder.oldest)
+            assert oldest is not None or not machine.is_protected
+            if oldest is None:
+                continue
+            if number < self.COUNT - 1:
+                assert oldest.written[EDGE][0] <= task.stable
+            if number:
+                (taken,) = oldest.taken[EDGE]
+                producer = self.tasks[number - 1]
+                covered = taken.row if taken.version == producer.version else producer.first
+                heard = [each.row for each in task.told if each.version == producer.version]
+                assert max([producer.stable, *heard]) <= covered
+
+
+TestDeaths = Deaths.TestCase
+TestDeaths.settings = settings(max_examples=examples(150))
