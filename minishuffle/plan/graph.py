@@ -143,6 +143,8 @@ class Vertex(BaseModel):
     bounded: bool = True
     replayable: bool = True
     """False: its source cannot read again what it has given."""
+    by_row: bool = False
+    """What it gives depends on each row alone that comes to it, in its order."""
     program: bytes
     slot_group: str = ""
     """Vertices of one group share slots, and no others; ``""`` is that of those which name none."""
@@ -281,6 +283,20 @@ class JobGraph(BaseModel):
         if not self.settings.is_guaranteed:
             return frozenset()
         return frozenset(range(len(self.vertices))) - self.replayed()
+
+    def retained_edges(self) -> frozenset[int]:
+        """Edges whose producers retain what they have sent until snapshots of the consumers cover it."""
+        vertices = self.snapshotted()
+        return frozenset(number for number, edge in enumerate(self.edges) if edge.source in vertices)
+
+    def same_rows(self) -> frozenset[int]:
+        """Vertices that take snapshots and make the same rows in the same order in each attempt, wherever it
+        begins: sources that end, and steps that go by each row alone. All others begin a new version."""
+        return frozenset(
+            number
+            for number in self.snapshotted()
+            if (vertex := self.vertices[number]).is_source and vertex.by_row and vertex.is_repeatable
+        )
 
     def unrepeatable(self) -> frozenset[int]:
         """Vertices of which something is stored by a blocking edge that cannot be made again once it is lost,

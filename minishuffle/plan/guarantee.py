@@ -37,6 +37,10 @@ def _of_settings(graph: JobGraph) -> Iterator[str]:
             "with source_lease, which says how many rows may be lost: leave it out, sources go on at the "
             "positions in their snapshots"
         )
+    if settings.schedule == "first_output":
+        yield (
+            'with schedule="first_output", where consumers begin later than what is sent to them: use "eager"'
+        )
     if settings.flow_control == "tcp":
         yield f'with flow_control="tcp": {_ALIGNING}. Use flow_control="credit"'
     if settings.buffers_per_channel == 0:
@@ -64,11 +68,12 @@ def _of_vertices(graph: JobGraph) -> Iterator[str]:
 
 def _of_edges(graph: JobGraph) -> Iterator[str]:
     """A blocking exchange restarts what it joins from the beginning, where that ends."""
+    alone = graph.snapshotted()
     for number, edge in enumerate(graph.edges):
-        if edge.kind == "blocking" and edge.target in graph.snapshotted():
+        if edge.kind == "blocking" and not alone.isdisjoint((edge.source, edge.target)):
             yield (
-                f"for the blocking exchange {graph.exchange_name(number)}, behind which the job has no end: "
-                "leave exchange('blocking') out, or bound all sources"
+                f"for the blocking exchange {graph.exchange_name(number)}, which pipelined exchanges join "
+                "with a source that has no end: leave exchange('blocking') out, or bound all sources"
             )
 
 

@@ -187,6 +187,8 @@ class Step:
     joins_input: ClassVar[bool] = False
     """Stands in the chain of its input wherever it may."""
     has_state: ClassVar[bool] = False
+    by_row: ClassVar[bool] = False
+    """What it gives depends on each row alone: not on others, how they are cut into batches, or the clock."""
     first_input: ClassVar[int | None] = None
     """The number of the input that is read to its end before any other is; None: in turn."""
 

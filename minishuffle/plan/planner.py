@@ -376,6 +376,7 @@ def _vertex(chain: _Chain) -> Vertex:
         is_source=first.is_source,
         bounded=first.bounded,
         replayable=first.step.replayable if isinstance(first.step, ScanStep) else True,
+        by_row=all(node.is_source or node.step.by_row for node in chain.nodes),
         slot_group=chain.slot_group,
         program=pickle_program(chain.program(), chain.name),
         stream=stream.name if stream else "",

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from minishuffle import Stream
 from minishuffle.errors import InvalidGraph
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.plan.guarantee import check_guarantee, guarantee_lines
+from minishuffle.plan.planner import compile_job
 
 
 def vertex(name: str, **others: Any) -> Vertex:
@@ -37,6 +39,7 @@ ENDLESS = {"bounded": False}
     [
         ({"restart_strategy": "none"}, 'with restart_strategy="none"'),
         ({"on_unavailable": "drop"}, 'with on_unavailable="drop"'),
+        ({"schedule": "first_output"}, 'with schedule="first_output"'),
         ({"source_lease": 0}, "with source_lease"),
         ({"source_lease": 100}, "with source_lease"),
         ({"flow_control": "tcp"}, 'with flow_control="tcp": a barrier holds one channel back'),
@@ -84,3 +87,18 @@ def test_the_cost_is_said_in_words() -> None:
     assert guarantee_lines(graph(kind="blocking"))[-1] == (
         "  no snapshots of read, write: blocking exchanges join them, and they run again as a whole"
     )
+
+
+def test_sources_that_end_keep_their_version_where_steps_go_by_each_row_alone() -> None:
+    assert graph(read={"by_row": True}).same_rows() == {0}
+    for read in ({}, {"by_row": True, "bounded": False}):
+        assert not graph(read=read).same_rows()
+    assert not graph(read={"by_row": True}, kind="blocking").same_rows()
+
+
+def test_which_steps_go_by_each_row_alone() -> None:
+    items = Stream.items(range(9))
+    by_row = items.map(str).filter(bool).flat_map(list)
+    cut = items.to_table({"n": "int64"}).map_batches(lambda batch: batch)
+    jobs = [compile_job(each.rebalance().collect()) for each in (by_row, cut)]
+    assert [job.vertices[0].by_row for job in jobs] == [True, False]

@@ -11,6 +11,10 @@ consumers have finished, and their channels count as read only for the current a
 holds for all inputs of a *replayed* consumer (:mod:`~minishuffle.coordinator.jobs.lostpartitions`), whose
 producers run again with it.
 
+*Retained* partitions, of a job with a guarantee, count as kept too: the next attempt of a consumer reads them
+from where its snapshot was taken. A finished task may be needed for consumers of its consumers: once lost,
+these go on from earlier snapshots, and ask it again.
+
 A finished source whose partition is lost *repeats its rows* if the job waits for unavailable consumers: it
 reads again from the position at which the lost attempt began. So does a source that is lost before any of
 its consumers was deployed. Its rows keep their *version*, the attempt that made them first, and have the same
@@ -78,6 +82,8 @@ class Ends:
         """By consumer and edge, a bit mask of the producers read to the end."""
         self._unread: dict[TaskKey, int] = {}
         """By producer, the number of channels not read to the end; absent while none was read."""
+        self._behind = {each: _behind(graph, each) for each in graph.snapshotted()}
+        """Operators to which its rows lead, by operator that goes on from snapshots."""
 
     def read(self, consumer: TaskKey, edge: int, producers: Iterable[int]) -> list[TaskKey]:
         """Note that a consumer has read these producers to the end, perhaps repeatedly.
@@ -195,6 +201,9 @@ class Ends:
         """Whether a consumer must still read the partition of a finished producer. Consumers in the states
         ``but`` do not count."""
         operator, index = producer
+        if (behind := self._behind.get(operator)) is not None:
+            widths = {each: self._graph.vertices[each].parallelism for each in behind}
+            return any(self._tasks[each, n].state not in but for each in behind for n in range(widths[each]))
         if self.all_read(producer) and not self._kept:
             return False
         return any(
@@ -301,12 +310,25 @@ def _members(mask: int) -> list[int]:
     return [number for number in range(mask.bit_length()) if mask >> number & 1]
 
 
+def _behind(graph: JobGraph, operator: int) -> set[int]:
+    """The operators to which rows of one lead."""
+    found, fresh = set[int](), [operator]
+    while fresh:
+        targets = {graph.edges[edge].target for edge in graph.outputs_of(fresh.pop())} - found
+        found |= targets
+        fresh += targets
+    return found
+
+
 # --- what follows ---------------------------------------------------------------------------------
 
 
 def repeating(graph: JobGraph, kept: frozenset[int]) -> frozenset[int]:
-    """The source operators that repeat their rows after a loss, see the module's text. ``kept`` are edges."""
+    """The source operators that repeat their rows after a loss, see the module's text. ``kept`` are edges.
+    With a guarantee none do: all tasks go on from snapshots."""
     if graph.settings.restart_strategy != "individual" or graph.on_unavailable != "wait":
+        return frozenset()
+    if graph.settings.is_guaranteed:
         return frozenset()
     replayed = graph.replayed()
     return frozenset(

@@ -204,7 +204,8 @@ class Job:
         """Whether ReleaseJob was sent."""
         self.history = History()
         self.subtasks = Subtasks(graph, placement, waiting=deploys_later(graph))
-        self.ends, self.replays = Ends(graph, graph.kept_edges(), self.subtasks), Replays(graph)
+        kept = graph.kept_edges() | graph.retained_edges()
+        self.ends, self.replays = Ends(graph, kept, self.subtasks), Replays(graph)
         self.progress = JobProgress(graph, self.subtasks, self.ends, self.replays)
         self.stages, self.first_outputs = StageProgress(graph), FirstOutputs(graph)
         self.timers = RestartTimers(self.subtasks)
@@ -1001,7 +1002,8 @@ class Job:
         moving = set(slots)
         here = [key for key, task in self.subtasks.items() if task.runs and self.slot_of(key) in moving]
         keys = self.cancellations.drain(here)
-        if keys and seconds and self.state in ("running", "pausing") and not self.pause.is_out:
+        aligns = not self.graph.settings.is_guaranteed  # else they go on from snapshots
+        if keys and seconds and aligns and self.state in ("running", "pausing") and not self.pause.is_out:
             tasks = [self.subtasks[key] for key in keys]
             self.move.begin(self.pause.next_barrier(), tasks, at + seconds)
         else:

@@ -18,6 +18,7 @@ make:
 - Kept partitions lose no rows, since all of them are sent again. Counts of kept partitions and of the tasks
   that write them are left out, and so are counts of *replayed* tasks
   (:mod:`~minishuffle.coordinator.jobs.lostpartitions`), which run again from the beginning.
+- With a guarantee no rows are lost either, since they are retained: its tasks count like replayed ones.
 - A source whose next attempt repeats its rows loses none either, unless some consumers get none of them. Then
   its rows in flight are counted, and none of the rows it sent is undelivered.
 - *again*: rows of a dead source that others have received, and that its next attempt may emit once more: the

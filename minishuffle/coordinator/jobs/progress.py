@@ -49,7 +49,9 @@ class JobProgress:
         self.sources = SourceProgress(repeats=graph.settings.source_lease == 0)
         self.manifest = Manifest()
         self._graph, self._subtasks, self._ends, self._replays = graph, subtasks, ends, replays
-        self.books = Books(graph.edges, graph.kept_edges(), replays.vertices)
+        kept = graph.kept_edges() | graph.retained_edges()
+        self._snapshotted = graph.snapshotted()
+        self.books = Books(graph.edges, kept, replays.vertices | self._snapshotted)
         self._losses: Losses | None = None
         """Cached losses; None after a change."""
 
@@ -151,7 +153,7 @@ class JobProgress:
     def next_attempt(self, task: Subtask, at: float) -> Resumption:
         """Close the account of a subtask's last attempt. Returns the state with which the next one starts."""
         key = task.key
-        if task.repeated:
+        if task.repeated or task.operator in self._snapshotted:
             self.sources.reset(*key, task.resumption.positions)
         elif self.repeats_rows(task.operator) and not self._graph.vertices[task.operator].stream:
             self.sources.reset(*key)

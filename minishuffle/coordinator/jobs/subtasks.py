@@ -53,6 +53,8 @@ class Subtask(AttemptRecord):
     version: int = FIRST_ATTEMPT
     """The attempt that began the version of the rows, which later attempts make again; the attempt itself if
     it begins one: see :mod:`~minishuffle.coordinator.jobs.consumption`."""
+    same_rows: bool = False
+    """All its attempts make the same rows in the same order: their version is the first's."""
     round: int = 0
     """The round of deployments, counted for the job, in which this attempt was deployed."""
     version_round: int = 0
@@ -89,7 +91,7 @@ class Subtask(AttemptRecord):
     def begin_next(self, worker: int, round: int, resumption: Resumption) -> None:
         """Deploy its next attempt on a worker, with all its counts reset."""
         self.attempt, self.round, self.resumption = self.attempt + 1, round, resumption
-        if not self.repeated:
+        if not (self.repeated or self.same_rows):
             self.version, self.version_round = self.attempt, round
         self.worker, self.on_worker, self.end = worker, True, ""
         self.counters, self.traffic, self.result, self.rows_made = TaskCounters(), b"", b"", 0
@@ -343,7 +345,7 @@ class Subtasks(Mapping[TaskKey, Subtask]):
 
 def first_attempts(graph: JobGraph, placement: Placement, *, waiting: bool = False) -> dict[TaskKey, Subtask]:
     """All subtasks of a new job, at their first attempt or ``waiting``."""
-    firsts = graph.first_slots()
+    firsts, same_rows = graph.first_slots(), graph.same_rows()
     attempt = NOT_DEPLOYED if waiting else FIRST_ATTEMPT
     state = WAITING if waiting else "created"
     return {
@@ -355,6 +357,7 @@ def first_attempts(graph: JobGraph, placement: Placement, *, waiting: bool = Fal
             name=vertex.name,
             state=state,
             on_worker=not waiting,
+            same_rows=operator in same_rows,
         )
         for operator, vertex in enumerate(graph.vertices)
         for index in range(vertex.parallelism)

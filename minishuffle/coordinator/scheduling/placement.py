@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from minishuffle.coordinator.jobs.consumption import EndedChannels, LateEnds, repeating
 from minishuffle.coordinator.jobs.job import Job
@@ -149,13 +149,13 @@ def worker_need(graph: JobGraph, slots: Iterable[int]) -> BufferNeed:
 
     An input gate needs ``channels x exclusive + 1``, wherever its producers are, since these may move. A gate
     that external clients write to needs ``exclusive + 1``. A result partition needs ``consumers + 1``, or
-    none if it is kept on disk. These are the minimums with which a worker creates its local pools. An
-    abandoned attempt keeps its pools while the next one runs, so there is room for one more task, the
-    largest.
+    none if it is kept on disk or retained. These are the minimums with which a worker creates its local
+    pools. An abandoned attempt keeps its pools while the next one runs, so there is room for one more task,
+    the largest.
     """
     need = BufferNeed()
     largest, name = 0, ""
-    kept = graph.kept_edges()
+    kept = graph.kept_edges() | graph.retained_edges()
     for slot in slots:
         for key in graph.in_slot(slot):
             before = need.segments
@@ -468,12 +468,11 @@ def deployments(
     if tasks is None:
         tasks = [(o, index) for o, vertex in enumerate(graph.vertices) for index in range(vertex.parallelism)]
     specs: dict[int, list[TaskSpec]] = {}
-    kept, firsts = graph.kept_edges(), graph.first_slots()
-    again, replayed = repeating(graph, kept), graph.replayed()
+    firsts, exchanges = graph.first_slots(), _Exchanges.of(graph)
     for operator, index in tasks:
         key = (operator, index)
         now, ends = attempts.get(key), done.get(key, _NOTHING_DONE)
-        spec = _task(graph, key, now, ends, kept=kept, again=again, replayed=replayed, waiting=waiting)
+        spec = _task(graph, key, now, ends, exchanges=exchanges, waiting=waiting)
         spec = spec.model_copy(update={"slot": firsts[operator] + index})
         if (resumption := resumptions.get((operator, index))) is not None:
             spec = spec.model_copy(update=resumption._asdict() | {"files": dict(resumption.files)})
@@ -546,20 +545,32 @@ def _neighbour_addresses(
     return [address for address in addresses if address.worker in ends]
 
 
+class _Exchanges(NamedTuple):
+    """What becomes of rows that were sent: edges that are kept or retained, sources that repeat their rows,
+    operators that run again from the beginning."""
+
+    kept: frozenset[int]
+    retained: frozenset[int]
+    repeating: frozenset[int]
+    replayed: frozenset[int]
+
+    @classmethod
+    def of(cls, graph: JobGraph) -> _Exchanges:
+        kept = graph.kept_edges()
+        return cls(kept, graph.retained_edges(), repeating(graph, kept), graph.replayed())
+
+
 def _task(
     graph: JobGraph,
     key: TaskKey,
     attempt: TaskAttempt | None,
     done: EndedChannels,
     *,
-    kept: frozenset[int],
-    again: frozenset[int],
-    replayed: frozenset[int],
+    exchanges: _Exchanges,
     waiting: Collection[TaskKey],
 ) -> TaskSpec:
-    """The specification of a task to deploy. ``again`` are sources that repeat their rows, ``replayed``
-    operators that run again from the beginning, ``waiting`` subtasks not deployed yet."""
-    operator, index = key
+    """The specification of a task to deploy; ``waiting`` are subtasks not deployed yet."""
+    (operator, index), kept, retained = key, exchanges.kept, exchanges.retained
     vertex = graph.vertices[operator]
     inputs, outputs = [], []
     for number in graph.inputs_of(operator):
@@ -574,8 +585,9 @@ def _task(
                 kept=number in kept,
                 ended=done.ended.get(number, []),
                 later=[each for each in producers if (edge.source, each) in waiting] if waiting else [],
-                waits=edge.source in again,
-                strict=edge.source in replayed and number not in kept,
+                waits=edge.source in exchanges.repeating or number in retained,
+                strict=edge.source in exchanges.replayed and number not in kept,
+                guaranteed=number in retained,
             )
         )
     for number in graph.outputs_of(operator):
@@ -587,6 +599,7 @@ def _task(
                 first=consumers.start,
                 count=len(consumers),
                 kept=number in kept,
+                retained=number in retained,
                 bounded=graph.edges[number].kind != "pipelined",
                 shared=graph.edges[number].partitioner == "broadcast",
                 closed=done.closed.get(number, []),
@@ -666,7 +679,8 @@ def _named_attempts(job: Job) -> dict[TaskKey, TaskAttempt]:
     for task in job.subtasks.values():
         attempt = task.attempt + (task.state in PENDING or task.state == WAITING)
         if attempt != FIRST_ATTEMPT:
-            version = task.version if task.repeated or task.version < task.attempt else 0
+            keeps_version = task.repeated or task.same_rows or task.version < task.attempt
+            version = task.version if keeps_version else 0
             found[task.key] = TaskAttempt(
                 operator=task.operator, index=task.index, attempt=attempt, version=version
             )

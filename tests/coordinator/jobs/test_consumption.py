@@ -11,7 +11,7 @@ from minishuffle.coordinator.jobs.consumption import Ends, repeating
 from minishuffle.coordinator.jobs.subtasks import Subtasks
 from minishuffle.errors import TaskFailed
 from minishuffle.ids import AttemptId
-from minishuffle.plan.graph import Edge, JobGraph
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.messages import (
     ConsumerEnds,
     ConsumersEnded,
@@ -337,3 +337,56 @@ def test_sources_alone_write_once_more(make_graph: MakeGraph) -> None:
         assert repeating(make_graph(2, 2, restart_strategy=strategy), frozenset()) == set()
     chained = graph.model_copy(update={"edges": [*graph.edges, Edge(source=1, target=1, partitioner="hash")]})
     assert repeating(chained, frozenset()) == {0}
+
+
+# --- with a guarantee -----------------------------------------------------------------------------
+
+
+def chain(*, guarantee: str) -> JobGraph:
+    """Each of three vertices has one subtask, and a slot of its own."""
+    names = ("read", "map", "count")
+    vertices = [
+        Vertex(
+            name=name,
+            parallelism=1,
+            operators=[name],
+            is_source=name == "read",
+            by_row=True,
+            slot_group=name,
+            program=b"",
+        )
+        for name in names
+    ]
+    edges = [Edge(source=n, target=n + 1, partitioner="rebalance") for n in (0, 1)]
+    settings = JobSettings.model_validate({"guarantee": guarantee})
+    return JobGraph(vertices=vertices, edges=edges, settings=settings)
+
+
+@pytest.mark.parametrize(("guarantee", "again"), [("loss", []), ("at_least_once", [("read", 1), ("map", 2)])])
+def test_what_was_read_to_the_end_runs_again_while_what_it_leads_to_goes_on(
+    cluster: FakeCluster, guarantee: str, again: list[tuple[str, int]]
+) -> None:
+    """Another loss would take the count back to a snapshot, from which it asks the others. Only the source
+    makes the same rows as before."""
+    workers = [cluster.add(slots=1) for _ in range(6)]
+    cluster.submit(chain(guarantee=guarantee))
+    cluster.report_all("j1", "running")
+    for number in (0, 1):
+        cluster.report(workers[number], ("j1", number, 0), "finished")
+    cluster.fact(workers[2], EndsRead(attempt=AttemptId.of("j1", 2, 0, 1), edge=1, producers=[0]))
+    assert [len(worker.got(ReleaseJob)) for worker in workers[:2]] == [0 if again else 1] * 2
+    for number in (0, 1):
+        cluster.lose(workers[number])
+    deployed = [spec for worker in workers[3:] for each in worker.got(DeployTasks) for spec in each.tasks]
+    named = {
+        spec.name: attempt.version or attempt.attempt
+        for worker in workers[3:]
+        for message in worker.got(DeployTasks)
+        for spec in message.tasks
+        for attempt in message.attempts
+        if attempt.operator == spec.operator - 1
+    }
+    assert [(spec.name, spec.version or spec.attempt) for spec in deployed] == again
+    assert named == ({"map": 1} if again else {})
+    info = cluster.show("j1")
+    assert (info.rows_dropped, info.rows_in_flight, info.state_rows_lost) == ({}, 0, 0)

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from minishuffle.coordinator.jobs.consumption import EndedChannels
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
-from minishuffle.coordinator.scheduling.placement import deployments
+from minishuffle.coordinator.scheduling.placement import buffers_needed, deployments
 from minishuffle.plan.graph import Edge, JobGraph
 from minishuffle.wire.messages import TaskAttempt, WorkerAddress
 
@@ -166,3 +167,24 @@ def test_tasks_go_to_the_slots_of_their_group(make_graph: Callable[..., JobGraph
     assert list(messages[2].channels(gate)) == [(0, 1, 1), (1, 1, 1)]
     assert messages[2].workers == ADDRESSES[:1]
     assert {address.worker for address in messages[1].workers} == {1, 2}
+
+
+def test_with_a_guarantee_exchanges_are_retained_and_nothing_is_left_out(
+    make_graph: Callable[..., JobGraph],
+) -> None:
+    graph = make_graph(2, 2, restart_strategy="individual", guarantee="at_least_once")
+    done = {(0, 0): EndedChannels({}, {}), (1, 0): EndedChannels({}, {})}
+    (message,) = deployments(
+        graph, (1, 1), ADDRESSES, term=3, job="j5", name="words", tasks=done, done=done
+    ).values()
+    (output,), (gate,) = message.tasks[0].outputs, message.tasks[1].inputs
+    assert (output.retained, output.kept, output.closed) == (True, False, [])
+    assert (gate.guaranteed, gate.waits, gate.kept, gate.strict, gate.ended) == (True, True, False, False, [])
+
+
+def test_what_is_retained_takes_no_buffers_of_its_own(make_graph: Callable[..., JobGraph]) -> None:
+    def segments(guarantee: str) -> int:
+        graph = make_graph(2, 2, restart_strategy="individual", guarantee=guarantee)
+        return sum(need.segments for need in buffers_needed(graph, (1, 2)).values())
+
+    assert segments("loss") - segments("at_least_once") == 2 * 3
