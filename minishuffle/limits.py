@@ -233,6 +233,10 @@ RETAINED_MEMORY_SHARE: Final = 4
 """One part in so many of these bytes may lie in memory."""
 RETAINED_FILE_BYTES: Final = 64 * MIB
 """One file of retained elements: it is given up as a whole."""
+SNAPSHOT_MEMORY_BYTES_MAX: Final = 1024 * MIB
+"""Bytes in memory of the snapshots that a worker holds, by default."""
+SNAPSHOT_MEMORY_SHARE: Final = 4
+"""By default these are at most one part in so many of the machine's memory."""
 RETAINED_LOOK_BYTES: Final = 256 * KIB
 """So much may be retained of one edge before the bound is looked at again."""
 DISK_THREADS: Final = 4

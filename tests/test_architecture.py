@@ -65,6 +65,7 @@ MAY_BLOCK = frozenset(
         "worker/tasks/programcache.py",
         "worker/channels/probing.py",
         "worker/introspection/profiling.py",
+        "worker/tasks/snapshotholder.py",
         "worker/tasks/task.py",
         "worker/process.py",
         "worker/wallclock.py",

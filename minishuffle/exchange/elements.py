@@ -14,6 +14,7 @@ row has (u8). The formats:
   Each element stands for itself; these texts, and columns that were not narrowed (see ``narrowing``), are
   used in place.
 * ``STATE``: a part of a task's state, which no operator is given: see ``worker/tasks/statehandover.py``.
+* ``SNAPSHOT``: a marker between snapshots of a task's state: see ``worker/tasks/snapshotstream.py``.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class ElementFormat(IntEnum):
     KEYED_ROWS = 2
     ARROW = 3
     STATE = 4
+    SNAPSHOT = 5
 
 
 _FORMATS: Final = frozenset(map(int, ElementFormat))

@@ -93,17 +93,26 @@ class ElementStore:
     Args:
         owner: what is stored and where, for errors: partition, attempt and worker.
         memory_bytes: how much stays in memory.
+        memory: shared with other stores, each of which keeps in memory what has room there; None: there are
+            ``memory_bytes`` for this one.
         budget: shared with all that is stored on the worker; None: as the disk allows.
     """
 
     def __init__(
-        self, owner: str, place: StorePlace, *, memory_bytes: int = 0, budget: ByteBudget | None = None
+        self,
+        owner: str,
+        place: StorePlace,
+        *,
+        memory_bytes: int = 0,
+        memory: ByteBudget | None = None,
+        budget: ByteBudget | None = None,
     ) -> None:
         self.bytes = 0
         """The size of all elements."""
         self._owner = owner
         self._place = place
         self._memory_bytes = memory_bytes
+        self._memory = memory
         self._budget = budget
         self._blocks = 0
         self._file: _UnnamedFile | None = None
@@ -122,7 +131,7 @@ class ElementStore:
                 "records go over blocking exchanges and into broadcast sides"
             )
         number = self._blocks
-        if self.bytes + size <= self._memory_bytes:
+        if self._has_memory(size):
             found = StoredElement(number, rows, size, b"".join(parts))
         else:
             checksum = 0
@@ -142,6 +151,11 @@ class ElementStore:
         self._blocks += 1
         self.bytes += size
         return found
+
+    def _has_memory(self, size: int) -> bool:
+        if self._memory is not None:
+            return self._memory.extend(id(self), size)
+        return self.bytes + size <= self._memory_bytes
 
     def read(self, element: StoredElement) -> bytes:
         """The bytes of an element of this store. (Any thread; it may wait for the disk.)
@@ -172,8 +186,9 @@ class ElementStore:
     def forget(self) -> None:
         """Let go of the file; it is closed once nobody has an element of it."""
         self._file, self.bytes = None, 0
-        if self._budget is not None:
-            self._budget.release(id(self))
+        for shared in (self._memory, self._budget):
+            if shared is not None:
+                shared.release(id(self))
 
     def __del__(self) -> None:
         if hasattr(self, "_budget"):

@@ -62,6 +62,7 @@ class RetainedPartition:
         disk: reads what is not in memory, and encodes what was handed over.
         closed: consumers that get none of its rows, but the end.
         full: called each time that the writer has to wait for a consumer.
+        fenced: (loop) called when another attempt of a consumer takes the place of an earlier one.
         lost: called once if what was retained cannot be read: no view brings it any more.
     """
 
@@ -83,6 +84,7 @@ class RetainedPartition:
         disk: DiskReads,
         closed: Iterable[int] = (),
         full: Callable[[], None] = lambda: None,
+        fenced: Callable[[], None] = lambda: None,
         lost: Callable[[PartitionLost], None] = lambda error: None,
     ) -> None:
         self.id = partition_id
@@ -96,6 +98,7 @@ class RetainedPartition:
         self._counters = counters
         self._wait = wait
         self._full = full
+        self._on_fenced = fenced
         self._on_lost = lost
         self._lost = self._finished = self._released = self._written_off = False
         self._dirty: deque[RetainedSubpartition] = deque()
@@ -312,6 +315,7 @@ class RetainedPartition:
         view = subpartition.view if subpartition is not None else None
         if view is not None and view.attempt < attempt:
             view.fail(Superseded(f"attempt {view.attempt} of consumer {consumer} was replaced by {attempt}"))
+        self._on_fenced()
 
     def close(self, consumers: Iterable[int]) -> None:
         for consumer in consumers:

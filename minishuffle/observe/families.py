@@ -324,6 +324,14 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "worker",
     ),
     MetricSpec(
+        "minishuffle_snapshots_held_bytes",
+        "gauge",
+        (),
+        "Bytes of snapshots that the worker holds for tasks of other workers, in memory (at most "
+        "snapshot_memory_bytes) and on disk.",
+        "worker",
+    ),
+    MetricSpec(
         "minishuffle_event_loop_lag_seconds",
         "histogram",
         (),

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ShuffleError
-from minishuffle.ids import AttemptId
+from minishuffle.ids import AttemptId, holder_operator
 from minishuffle.wire.clients import (
     BeginWrite,
     DropResult,
@@ -25,6 +25,7 @@ from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
     ErrorInfo,
+    HolderSpec,
     HostLook,
     TaskAttempt,
     TaskSpec,
@@ -62,15 +63,22 @@ __all__ = [
     "SaveTasks",
     "ServeStream",
     "SetPause",
+    "StartHolder",
     "StartTask",
     "WorkerStep",
     "attempt_id",
+    "holder_id",
 ]
 
 
 def attempt_id(job: str, spec: TaskSpec | TaskAttempt) -> AttemptId:
     """The attempt that a message about ``job`` names."""
     return AttemptId.of(job, spec.operator, spec.index, spec.attempt)
+
+
+def holder_id(job: str, spec: HolderSpec) -> AttemptId:
+    """The attempt of the holder that a message about ``job`` names."""
+    return AttemptId.of(job, holder_operator(spec.operator), spec.index, spec.attempt)
 
 
 def state_change(
@@ -100,6 +108,14 @@ class StartTask:
 
     message: DeployTasks
     spec: TaskSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StartHolder:
+    """Begin to hold the snapshots of a task."""
+
+    holder: AttemptId
+    spec: HolderSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +150,7 @@ class FailChannel:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Free the partitions, gates and pools of these attempts."""
+    """Free what these attempts have here: partitions, gates and pools, or snapshots."""
 
     attempts: list[AttemptId]
 
@@ -314,6 +330,7 @@ class Exit:
 
 Instruction: TypeAlias = (
     StartTask
+    | StartHolder
     | LoadPrograms
     | CancelTask
     | AbandonTask

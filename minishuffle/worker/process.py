@@ -91,6 +91,7 @@ from minishuffle.worker.instructions import (
     Send,
     ServeStream,
     SetPause,
+    StartHolder,
     StartTask,
     WorkerStep,
     attempt_id,
@@ -113,6 +114,7 @@ from minishuffle.worker.tasks.attempt import Attempt, WorkerServices
 from minishuffle.worker.tasks.deployment import Deployment
 from minishuffle.worker.tasks.handoff import LoopInbox
 from minishuffle.worker.tasks.programcache import ProgramLoader
+from minishuffle.worker.tasks.snapshotholder import snapshot_memory
 from minishuffle.worker.tasks.statewriter import StateWriter
 from minishuffle.worker.tasks.task import Task, TaskOutcome
 from minishuffle.worker.tasks.threadwatchdog import StuckThreads
@@ -266,6 +268,7 @@ class Worker:
             saved=lambda attempt, message, taken: self._savepoints.taken(attempt, message, taken),
             stands=self._on_stands,
             partition_lost=self._on_partition_lost,
+            holder_failed=self._on_holder_failed,
             channel_event=self._on_channel_event,
             clock=self._loop.time,
             wall=self._wall,
@@ -276,6 +279,7 @@ class Worker:
             spool_bytes_max=self.settings.spool_bytes_max,
             blocking_bytes_max=self.settings.blocking_bytes_max,
             retained_bytes=self.settings.retained_bytes,
+            snapshot_memory_bytes=snapshot_memory(self.settings.snapshot_memory_bytes),
         )
         return Deployment(services)
 
@@ -327,6 +331,9 @@ class Worker:
         for attempt in attempts:
             attempt.paths.cancel()
         threads = [attempt.task.thread for attempt in attempts if attempt.task.thread is not None]
+        for holder in self._deployment.holders.values():
+            holder.release()
+            threads.append(holder.thread)
         threads += [*self._peers.external.readers.close(), *self._programs.threads]
         threads += self._inspection.profiles.close()
         seconds = self.settings.task_cancel_timeout
@@ -362,7 +369,7 @@ class Worker:
                 self.coordinator.report(fact)
             case Send(message):
                 self.coordinator.send(message)
-            case StartTask():
+            case StartTask() | StartHolder():
                 self._start(instruction)
             case LoadPrograms(job, programs):
                 self._programs.load(job, programs)
@@ -452,7 +459,10 @@ class Worker:
         self._sender.end(attempt.task.outbox, rows=True)
         self.coordinator.report(attempt.completed(fact))
 
-    def _start(self, instruction: StartTask) -> None:
+    def _start(self, instruction: StartTask | StartHolder) -> None:
+        if isinstance(instruction, StartHolder):
+            self._hold(instruction)
+            return
         job, spec = instruction.message.job, instruction.spec
         try:
             self._deployment.start(instruction)
@@ -464,6 +474,13 @@ class Worker:
             ended = self._state.task_ended(attempt_id(job, spec), "failed", info, b"", nothing)
             self._carry_out(ended)
         self._flush_in_time()
+
+    def _hold(self, instruction: StartHolder) -> None:
+        try:
+            self._deployment.hold(instruction)
+        except Exception as error:  # as for a task
+            _log.warning("holder %s cannot start", instruction.holder, exc_info=error)
+            self._on_holder_failed(instruction.holder, error)
 
     def _release(self, attempts: list[AttemptId]) -> None:
         for key in attempts:
@@ -554,6 +571,10 @@ class Worker:
     def _on_partition_lost(self, key: AttemptId, error: PartitionLost) -> None:
         _log.warning("%s", error)
         self._carry_out(self._state.partition_lost(key, error))
+
+    def _on_holder_failed(self, key: AttemptId, error: Exception) -> None:
+        info = describe_failure(error, f"holder {key}")
+        self._carry_out(self._state.holder_failed(key, info))
 
     def _on_fact(self, fact: Fact) -> None:
         """Report a fact about an attempt. A fact of an abandoned task is not output."""

@@ -17,7 +17,7 @@ from minishuffle.errors import (
     ShuffleError,
 )
 from minishuffle.exchange.channels import ChannelEvent
-from minishuffle.ids import AttemptId
+from minishuffle.ids import AttemptId, is_holder
 from minishuffle.wire.clients import (
     BeginWrite,
     DropResult,
@@ -39,6 +39,7 @@ from minishuffle.wire.messages import (
     Dial,
     DivideTasks,
     ErrorInfo,
+    HolderSpec,
     HostLook,
     Leaving,
     PauseTasks,
@@ -79,9 +80,11 @@ from minishuffle.worker.instructions import (
     Send,
     ServeStream,
     SetPause,
+    StartHolder,
     StartTask,
     WorkerStep,
     attempt_id,
+    holder_id,
     state_change,
 )
 from minishuffle.worker.tasks.tasktable import TaskTable
@@ -227,7 +230,18 @@ class WorkerState:
             instructions.append(StartTask(message, spec))
         for key, spec in new:
             instructions += self.channels.connect(message, key, spec, now)
+        for held in message.holders:
+            instructions += self._hold(message.job, held, now)
         return [*instructions, *self.channels.serve_waiting(now)]
+
+    def _hold(self, job: str, held: HolderSpec, now: float) -> list[Instruction]:
+        """Begin to hold the snapshots of a task."""
+        key = holder_id(job, held)
+        spec = self.tasks.add_holder(key, held)
+        if spec is None:
+            return []
+        instructions = [*self.channels.add(key, spec), StartHolder(key, held)]
+        return instructions + self.channels.connect_holder(key, held, now)
 
     def _named(self, message: CancelTasks | ReleaseJob) -> list[AttemptId]:
         """The attempts here that the message is about."""
@@ -237,8 +251,10 @@ class WorkerState:
         return [key for key in self.tasks.held() if key.subtask.job == message.job]
 
     def _cancel(self, message: CancelTasks, now: float) -> list[Instruction]:
+        """Holders stay until they are released: what they hold may be asked for."""
         by = now + self._settings.task_cancel_timeout
-        return [CancelTask(key) for key in self._named(message) if self.tasks.cancel(key, by)]
+        tasks = [key for key in self._named(message) if not is_holder(key.subtask.operator)]
+        return [CancelTask(key) for key in tasks if self.tasks.cancel(key, by)]
 
     def _release(self, message: ReleaseJob) -> list[Instruction]:
         released = list(dict.fromkeys(self._named(message)))
@@ -288,6 +304,13 @@ class WorkerState:
         kept = {"moved": state.moved, "state_bytes": state.bytes, "state_lost": state.lost}
         ended = ended.model_copy(update={"traffic": traffic, "positions": positions, **kept})
         return self._step([Report(ended), *self._tell_lost(key)])
+
+    def holder_failed(self, key: AttemptId, error: ErrorInfo) -> WorkerStep:
+        """A holder of snapshots takes no more: its task needs another."""
+        if not self.tasks.runs(key):
+            return self._step()
+        self._end(key)
+        return self._step([Report(state_change(key, "failed", error))])
 
     def partition_lost(self, key: AttemptId, error: PartitionLost) -> WorkerStep:
         """The stored partition of an attempt cannot be read; this is reported once the attempt has

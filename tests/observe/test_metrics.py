@@ -206,6 +206,7 @@ def test_memory_and_slots_of_a_worker(make_worker: MakeWorker) -> None:
         local_batch_bytes=78,
         blocking_bytes=79,
         retained_bytes=83,
+        snapshot_bytes=89,
     )
     value = Scraper(worker_exposition(lambda: worker, "1.2.3")).value
     assert value("minishuffle_network_segments", {"state": "used"}) == 4
@@ -217,6 +218,7 @@ def test_memory_and_slots_of_a_worker(make_worker: MakeWorker) -> None:
     assert value("minishuffle_local_batch_bytes") == 78
     assert value("minishuffle_blocking_bytes") == 79
     assert value("minishuffle_retained_bytes") == 83
+    assert value("minishuffle_snapshots_held_bytes") == 89
     assert value("minishuffle_worker_slots", {"state": "used"}) == 1
     assert value("minishuffle_worker_slots", {"state": "free"}) == 3
     assert value("minishuffle_abandoned_tasks_total") == 1

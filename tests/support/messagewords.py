@@ -7,6 +7,7 @@ the term if it is the present one. Some things have a form of their own:
 =====================  =========================================================================
 ``j1/read[0]#2``       attempt 2 of a subtask of job j1: job, operator, index, attempt
 ``read[0..1]``         a range of subtasks: operator, first, count
+``holder_of_read[0]``  the holders of a subtask's snapshots
 ``w3/epoch1``          the address of a worker; with host and port if they are not its usual ones
 ``+2.5s``              a wall time, since the beginning of the transcript
 ``<20 bytes>``         a binary value that is no short word; ``programs=read``: the program of read is
@@ -30,7 +31,7 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from minishuffle.errors import ShuffleError
-from minishuffle.ids import AttemptId, PartitionId, SubtaskId
+from minishuffle.ids import AttemptId, PartitionId, SubtaskId, held_operator, holder_operator, is_holder
 from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.messages import TaskAttempt, WorkerAddress
 from minishuffle.wire.packed import (
@@ -53,6 +54,7 @@ WALL: Final = 1_000_000.0
 SUBTASK: Final = re.compile(r"(?:(\w+)/)?([a-z_]+)\[(\d+)\](?:#(\d+))?")
 RANGE: Final = re.compile(r"([a-z_]+)\[(\d+)\.\.(-?\d+)\]")
 ADDRESS: Final = re.compile(r"w(\d+)/epoch(\d+)(?:/(.+):(\d+))?")
+HOLDER: Final = "holder_of_"
 WORD_BYTES_MAX: Final = 12
 """Binary values that are longer are not shown."""
 SETTINGS: Final = JobSettings().model_dump()
@@ -75,7 +77,7 @@ def split_words(text: str, separator: str = " ") -> list[str]:
 
 
 def _number(value: float) -> str:
-    if value >= WALL / 2:
+    if isinstance(value, float) and value >= WALL / 2:
         return f"{value - WALL:+.3f}".rstrip("0").rstrip(".") + "s"
     return f"{value:.4f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
@@ -120,6 +122,8 @@ class Words:
         return self._token("", value, "j1")
 
     def _vertex(self, job: str, operator: int) -> str:
+        if is_holder(operator):
+            return HOLDER + self._vertex(job, held_operator(operator))
         return self.vertices.get(job, {})[operator] if job in self.vertices else f"operator{operator}"
 
     def _words(self, value: Any, job: str, *, nested: bool) -> tuple[list[str], list[str]]:
@@ -248,12 +252,17 @@ class Words:
         """The subtasks that are named first."""
         return [match for token in tokens if (match := SUBTASK.fullmatch(token))]
 
+    def _operator(self, job: str, name: str) -> int:
+        if name.startswith(HOLDER):
+            return holder_operator(self._operator(job, name.removeprefix(HOLDER)))
+        return self.vertices[job].index(name)
+
     def identity(self, match: re.Match[str]) -> dict[str, Any]:
         job, name, index, attempt = match.groups()
         job = job or "j1"
         return {
             "job": job,
-            "operator": self.vertices[job].index(name),
+            "operator": self._operator(job, name),
             "index": int(index),
             "attempt": int(attempt or 1),
         }

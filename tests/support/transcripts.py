@@ -49,7 +49,7 @@ from minishuffle.errors import (
     UnreadableSnapshot,
 )
 from minishuffle.exchange.channels import ChannelEvent
-from minishuffle.ids import AttemptId, Changes, PartitionId, RecordKey
+from minishuffle.ids import AttemptId, Changes, PartitionId, RecordKey, is_holder
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, StatefulOperator, Vertex
 from minishuffle.snapshots.sealedmanifest import SnapshotManifest
 from minishuffle.wire import clients, inquiries, outputs, requests  # noqa: F401  (their messages, by type)
@@ -615,6 +615,9 @@ class WorkerTranscript(Transcript):
             return []
         state = {"finishes": "finished", "fails": "failed", "stops": "canceled"}[what]
         error = ErrorInfo(code=60, text=why) if why else None
+        if is_holder(key.subtask.operator):
+            assert what == "fails" and error is not None
+            return self._shown(self.state.holder_failed(key, error))
         return self._shown(self.state.task_ended(key, state, error, b"", TaskCounters()))
 
     @event(r"(?P<task>\S+) stops at the barrier of its move(, with (?P<kept>\d+) bytes of state)?")

@@ -22,12 +22,23 @@ from minishuffle.errors import (
     clipped,
 )
 from minishuffle.exchange.channels import ChannelEvent
-from minishuffle.ids import AttemptId, OperatorId, PartitionId, SubtaskId, is_state_edge, state_edge
+from minishuffle.ids import (
+    AttemptId,
+    OperatorId,
+    PartitionId,
+    SubtaskId,
+    is_holder,
+    is_snapshot_edge,
+    is_state_edge,
+    snapshot_edge,
+    state_edge,
+)
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import (
     AskDial,
     DeployTasks,
     ErrorInfo,
+    HolderSpec,
     PeerSuspicion,
     Probed,
     TaskSpec,
@@ -159,15 +170,19 @@ class Attaching:
         )  # First, so as not to attach earlier ones.
         for placed, attempt in zip(message.tasks, attempts, strict=True):
             for channel in self.inputs.readers(attempt.subtask):
-                upstream = Upstream(placed.attempt, placed.worker, placed.version or placed.attempt)
+                # Snapshots are of one attempt each, whatever version its rows are of.
+                version = 0 if is_snapshot_edge(channel.edge) else placed.version
+                upstream = Upstream(placed.attempt, placed.worker, version or placed.attempt)
                 instructions += self._reattach(channel, upstream, now)
         return [*instructions, *self.serve_waiting(now)]
 
     # --- the channels of a task ------------------------------------------------------------------
 
     def add(self, key: AttemptId, spec: TaskSpec) -> list[Instruction]:
-        """An attempt is deployed here: its partitions can be requested."""
-        self.partitions.add(key, spec.outputs, repeats=bool(spec.version))
+        """An attempt is deployed here: its partitions can be requested. A holder hears of each new attempt of
+        its task, whether an earlier one has read from it or not."""
+        repeats = bool(spec.version) or is_holder(spec.operator)
+        self.partitions.add(key, spec.outputs, repeats=repeats)
         return self.learn(key)
 
     def end(self, key: AttemptId) -> None:
@@ -212,6 +227,22 @@ class Attaching:
         self.inputs.want(channel, entry)
         return self._request(channel, entry, now)
 
+    def connect_holder(self, key: AttemptId, held: HolderSpec, now: float) -> list[Instruction]:
+        """Ask for the snapshots of a task, as soon as its worker can be asked."""
+        job, edge = key.subtask.job, snapshot_edge(held.operator)
+        request = PartitionRequest(
+            PartitionId(job, edge, held.index),
+            held.index,
+            held.task_attempt,
+            held.attempt,
+            version=held.task_attempt,
+        )
+        task = SubtaskId(job, OperatorId(held.operator), held.index)
+        channel = ChannelKey(key, edge, held.index)
+        entry = ChannelEntry(task, held.task_worker, request, repairs=True)
+        self.inputs.want(channel, entry)
+        return self._request(channel, entry, now)
+
     def keep_state(self, key: AttemptId) -> None:
         """The attempt has ended, and its state can be requested."""
         self.partitions.add(key, self._tasks.keep_state(key))
@@ -233,7 +264,7 @@ class Attaching:
         if entry is None:
             return []
         match event:
-            case ChannelEvent.END if is_state_edge(channel.edge):
+            case ChannelEvent.END if _brings_state(channel):
                 return []
             case ChannelEvent.END:
                 read = EndsRead(attempt=channel.attempt, edge=channel.edge, producers=[channel.producer])
@@ -250,7 +281,7 @@ class Attaching:
         return []
 
     def _attached(self, channel: ChannelKey, entry: ChannelEntry, now: float) -> None:
-        if is_state_edge(channel.edge):
+        if _brings_state(channel):
             return
         producer = AttemptId(entry.producer, entry.request.producer_attempt)
         self.reattachments.attached(channel.attempt, producer, now)
@@ -496,6 +527,11 @@ class Attaching:
                 there = self.peers.is_up(entry.worker) or self.peers.is_lost(entry.worker)
                 assert entry.worker == NO_WORKER or not there
             assert (key in local) == (is_local and entry.phase is ChannelPhase.REQUESTED)
+
+
+def _brings_state(channel: ChannelKey) -> bool:
+    """Whether rows over that channel are state or snapshots, and of no edge of the graph."""
+    return is_state_edge(channel.edge) or is_snapshot_edge(channel.edge)
 
 
 def _for_good(channel: ChannelKey, error: PeerLost) -> ShuffleError:

@@ -69,7 +69,7 @@ from minishuffle.worker.sources.leases import SourceLeases
 from minishuffle.worker.tasks.crashrecord import CrashRecord
 from minishuffle.worker.tasks.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.tasks.latencymarkers import LatencyMarkers
-from minishuffle.worker.tasks.statehandover import StateHandover, StateInput
+from minishuffle.worker.tasks.statehandover import StateHandover, StateInput, state_partition
 from minishuffle.worker.tasks.statewriter import restoring
 from minishuffle.worker.tasks.task import Task, TaskOutcome
 from minishuffle.worker.wallclock import WallClock
@@ -100,6 +100,8 @@ class WorkerServices:
     """Called on the loop when an attempt has taken its state for a savepoint: see :class:`Task`."""
     partition_lost: Callable[[AttemptId, PartitionLost], None] = lambda attempt, error: None
     """Called on the loop when a blocking partition of an attempt cannot be read."""
+    holder_failed: Callable[[AttemptId, Exception], None] = lambda holder, error: None
+    """Called on the loop when a holder takes no more snapshots."""
     channel_event: Callable[[ChannelKey, int, ChannelEvent], object] = lambda key, generation, event: None
     """Called on the loop with the generation; see :class:`InputChannel`."""
     clock: Callable[[], float]
@@ -121,6 +123,8 @@ class WorkerServices:
     """Maximum bytes of ``retained``, between the elements that tasks read."""
     snapshot_wanted: Callable[[], None] = lambda: None
     """Called on the loop when half of these is retained: snapshots of consumers would free them."""
+    snapshot_memory_bytes: int = limits.SNAPSHOT_MEMORY_BYTES_MAX
+    """Maximum bytes of ``snapshots``; beyond it, snapshots lie on disk."""
     budget: AssemblyBudget = field(init=False)
     local: ByteBudget = field(init=False)
     """For batches that are handed to consumers on this worker."""
@@ -128,6 +132,8 @@ class WorkerServices:
     """Budget of blocking partitions and of the gates that read them."""
     retained: RetainedBytes = field(init=False)
     """Budget of retained partitions."""
+    snapshots: ByteBudget = field(init=False)
+    """Budget of the memory for snapshots of tasks on other workers."""
     disk: DiskThreads = field(init=False)
     place: StorePlace = field(init=False)
 
@@ -142,6 +148,7 @@ class WorkerServices:
             on_half=partial(self.inbox.post, self.snapshot_wanted),
             on_disk_full=_warn_of_full_disk,
         )
+        self.snapshots = ByteBudget(self.snapshot_memory_bytes)
         self.disk = DiskThreads(self.inbox)
         self.place = StorePlace(self.spool_directory, self.disk.close_file)
 
@@ -297,7 +304,11 @@ class Attempt:
         services, subtask = self._services, self.id.subtask
         partition_id = PartitionId(subtask.job, state_edge(subtask.operator), subtask.index)
         make_partition = partial(
-            _state_partition, services, partition_id, self._stored(partition_id, limits.KEPT_MEMORY_BYTES)
+            state_partition,
+            partition_id,
+            self._stored(partition_id, limits.KEPT_MEMORY_BYTES),
+            capacity=services.pool.segment_bytes,
+            disk=services.disk,
         )
         if not self.spec.state_attempt:
             return StateHandover(self.paths, make_partition)
@@ -630,22 +641,6 @@ class Attempt:
             taken=self.has_moved_on,
             outbox=self.task.outbox.unsent_bytes,
         )
-
-
-def _state_partition(
-    services: WorkerServices, partition_id: PartitionId, store: ElementStore
-) -> BlockingPartition:
-    """(Task.) Where an attempt keeps its state. A function, as :func:`_note_limit`."""
-    return BlockingPartition(
-        partition_id,
-        range(partition_id.producer, partition_id.producer + 1),
-        lambda subpartition: None,  # All is written before somebody reads.
-        TaskCounters(),
-        store,
-        shared=False,
-        capacity=services.pool.segment_bytes,
-        disk=services.disk,
-    )
 
 
 def _warn_of_full_disk(error: ResourceExhausted) -> None:

@@ -13,7 +13,7 @@ from minishuffle.counters import (
 from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.partition import PartitionView, ResultPartition
 from minishuffle.exchange.spool import Spool
-from minishuffle.ids import AttemptId, is_state_edge
+from minishuffle.ids import AttemptId, is_snapshot_edge, is_state_edge
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.wire.frames import DataType
 from minishuffle.wire.messages import (
@@ -27,10 +27,12 @@ from minishuffle.worker.instructions import (
     MoveTasks,
     RequestPartition,
     SetPause,
+    StartHolder,
     StartTask,
 )
 from minishuffle.worker.reports.poolusage import Turns
 from minishuffle.worker.tasks.attempt import Attempt, WorkerServices
+from minishuffle.worker.tasks.snapshotholder import SnapshotHolder
 
 __all__ = ["Deployment"]
 
@@ -41,6 +43,8 @@ class Deployment:
     def __init__(self, services: WorkerServices) -> None:
         self.services = services
         self.attempts: dict[AttemptId, Attempt] = {}
+        self.holders: dict[AttemptId, SnapshotHolder] = {}
+        """Those of snapshots of tasks on other workers: no report and no count of rows has them."""
         self.spools: dict[AttemptId, Spool] = {}
         """Also of jobs that have ended: see :meth:`drop_spools`."""
         self.local_bytes = 0
@@ -60,6 +64,20 @@ class Deployment:
         if attempt.task.spool is not None:
             self.spools[attempt.id] = attempt.task.spool
 
+    def hold(self, instruction: StartHolder) -> None:
+        """Begin to hold the snapshots of a task.
+
+        Raises:
+            Exception: see :class:`SnapshotHolder`.
+        """
+        key, spec = instruction.holder, instruction.spec
+        self.holders[key] = SnapshotHolder(key, spec.task_attempt, self.services)
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """The size of all snapshots that are held, in memory and on disk."""
+        return sum(holder.bytes for holder in self.holders.values())
+
     def _handed_over(self, piece: Outgoing) -> None:
         if piece.data_type == DataType.DATA:
             self.local_buffers += 1
@@ -70,6 +88,9 @@ class Deployment:
 
     def channel(self, key: ChannelKey) -> InputChannel | None:
         """The input channel of that key; None if its attempt is gone."""
+        if is_snapshot_edge(key.edge):
+            holder = self.holders.get(key.attempt)
+            return holder.channel if holder is not None else None
         attempt = self.attempts.get(key.attempt)
         return attempt.channel(key.edge, key.producer) if attempt is not None else None
 
@@ -80,6 +101,8 @@ class Deployment:
 
     def partition(self, producer: AttemptId, edge: int) -> ResultPartition | None:
         """The partition that the attempt writes for the edge; None if it is gone."""
+        if (holder := self.holders.get(producer)) is not None:
+            return holder.partition
         attempt = self.attempts.get(producer)
         return attempt.partitions.get(edge) if attempt is not None else None
 
@@ -100,7 +123,7 @@ class Deployment:
         view = subpartition.view
         if view is not None and subpartition.error is not None:
             view.fail(subpartition.error)
-        if is_state_edge(key.edge):
+        if not _is_counted(key.edge):
             return
         self.attempts[reader].traffic.receives((key.edge, key.producer, producer.attempt), channel)
         if subpartition.view is not None:
@@ -130,7 +153,11 @@ class Deployment:
                 attempt.move(instruction.barrier, instruction.subtasks)
 
     def fence(self, instruction: Fence) -> None:
-        """Earlier attempts of a consumer read no more."""
+        """Earlier attempts of a consumer read no more. Of a task whose snapshots are held here, they write no
+        more."""
+        if (holder := self.holders.get(instruction.producer)) is not None:
+            holder.fence(instruction.consumer.attempt)
+            return
         partition, consumer = self.partition(instruction.producer, instruction.edge), instruction.consumer
         if partition is not None:
             partition.fence(consumer.subtask.index, consumer.attempt)
@@ -144,7 +171,7 @@ class Deployment:
     def count_received(self, instruction: RequestPartition) -> None:
         """The channel was attached to a link."""
         channel, request = self.channel(instruction.channel), instruction.request
-        if channel is not None and not is_state_edge(request.partition.edge):
+        if channel is not None and _is_counted(request.partition.edge):
             peer = (request.partition.edge, request.partition.producer, request.producer_attempt)
             self.attempts[instruction.channel.attempt].traffic.receives(peer, channel)
 
@@ -152,7 +179,7 @@ class Deployment:
         """A peer reads by that view."""
         request = instruction.request
         peer = (request.partition.edge, request.subpartition, request.consumer_attempt)
-        if not is_state_edge(request.partition.edge):
+        if _is_counted(request.partition.edge):
             self.attempts[instruction.producer].traffic.sends(peer, view)
 
     def note_limit(self, producer: AttemptId, limit: str) -> None:
@@ -169,6 +196,8 @@ class Deployment:
         """
         changed: list[Attempt] = []
         for key in attempts:
+            if (holder := self.holders.pop(key, None)) is not None:
+                holder.release()
             attempt = self.attempts.pop(key, None)
             if attempt is not None:
                 attempt.release()
@@ -239,3 +268,8 @@ class Deployment:
     def reports(self) -> list[TaskReport]:
         """For the heartbeat."""
         return [attempt.report() for attempt in self.attempts.values()]
+
+
+def _is_counted(edge: int) -> bool:
+    """Whether rows over that edge are rows of the job: state and snapshots are not."""
+    return not (is_state_edge(edge) or is_snapshot_edge(edge))

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import msgpack
 import pyarrow as pa
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, TaskCancelled, described
-from minishuffle.exchange.blocking import BlockingPartition
+from minishuffle.exchange.blocking import BlockingPartition, DiskReads
 from minishuffle.exchange.channels import ChannelEvent, InputChannel
 from minishuffle.exchange.elements import AssemblyBudget, ElementFormat, Part, with_header
 from minishuffle.exchange.elementstore import ElementStore
@@ -37,7 +37,7 @@ from minishuffle.runtime.statesnapshot import TaskStateSnapshot
 from minishuffle.wire.packed import pack_positions, unpack_positions
 from minishuffle.worker.tasks.handoff import TaskPaths
 
-__all__ = ["StateHandover", "StateInput", "pack_state", "unpack_state"]
+__all__ = ["StateHandover", "StateInput", "pack_state", "state_gate", "state_partition", "unpack_state"]
 
 _BUFFERS: Final = 16
 """Buffers of a channel that reads state, beside the network memory."""
@@ -127,6 +127,55 @@ def _unpack_counted(packed: bytes, watermark: int) -> TaskStateSnapshot:
 # --- both sides -------------------------------------------------------------------------------------------
 
 
+def state_gate(
+    partition_id: PartitionId,
+    paths: TaskPaths,
+    budget: AssemblyBudget,
+    counters: TaskCounters,
+    *,
+    segment_bytes: int,
+    **options: Any,
+) -> InputGate:
+    """A gate for one channel, by which a partition with state is read; its buffers are beside the network
+    memory. It has these ``options``, and waits for another attachment when one is lost.
+
+    Raises:
+        ResourceExhausted: the system does not give that much memory.
+    """
+    pool = NetworkBufferPool(_BUFFERS, segment_bytes).create_pool("state", _EXCLUSIVE + 1, _BUFFERS)
+    return InputGate(
+        partition_id.edge,
+        0,
+        GateBuffers(pool, segment_bytes, _EXCLUSIVE, _BUFFERS - _EXCLUSIVE),
+        wake=paths.bell.ring,
+        give_back=paths.give_back,
+        budget=budget,
+        counters=counters,
+        tolerant=True,
+        **options,
+    )
+
+
+def state_partition(
+    partition_id: PartitionId, store: ElementStore, *, capacity: int, disk: DiskReads
+) -> BlockingPartition:
+    """(Any thread.) Where state is kept for the next attempt of the subtask ``partition_id.producer``.
+
+    Args:
+        capacity: payload bytes of a buffer.
+    """
+    return BlockingPartition(
+        partition_id,
+        range(partition_id.producer, partition_id.producer + 1),
+        lambda subpartition: None,  # All is written before somebody reads.
+        TaskCounters(),
+        store,
+        shared=False,
+        capacity=capacity,
+        disk=disk,
+    )
+
+
 class StateInput:
     """Where an attempt reads the state of an earlier one: a gate with one channel, in memory of its own.
 
@@ -151,18 +200,13 @@ class StateInput:
         on_event: Callable[[int, ChannelEvent], object],
         clock: Callable[[], float],
     ) -> None:
-        pool = NetworkBufferPool(_BUFFERS, segment_bytes).create_pool("state", _EXCLUSIVE + 1, _BUFFERS)
-        buffers = GateBuffers(pool, segment_bytes, _EXCLUSIVE, _BUFFERS - _EXCLUSIVE)
         self._counters, self._paths, self._clock = TaskCounters(), paths, clock
-        self.gate = InputGate(
-            partition_id.edge,
-            0,
-            buffers,
-            wake=paths.bell.ring,
-            give_back=paths.give_back,
-            budget=budget,
-            counters=self._counters,
-            tolerant=True,
+        self.gate = state_gate(
+            partition_id,
+            paths,
+            budget,
+            self._counters,
+            segment_bytes=segment_bytes,
             tolerates=PeerLost,
             kept=lambda producer: store,
         )

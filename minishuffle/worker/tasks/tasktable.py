@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from minishuffle.errors import PartitionLost
 from minishuffle.ids import AttemptId, SubtaskId, state_edge
-from minishuffle.wire.messages import ErrorInfo, OutputSpec, TaskSpec
+from minishuffle.wire.messages import ErrorInfo, HolderSpec, OutputSpec, TaskSpec
 
 __all__ = ["TaskTable"]
 
@@ -47,6 +47,19 @@ class TaskTable:
         self._newest[key.subtask] = key.attempt
         self._entries[key] = _Entry(spec, waits)
         return True
+
+    def add_holder(self, key: AttemptId, held: HolderSpec) -> TaskSpec | None:
+        """A holder of snapshots is deployed, which is an attempt with one partition; None: it was before."""
+        spec = TaskSpec(
+            operator=key.subtask.operator,
+            name=f"holder of {held.operator}",
+            index=held.index,
+            parallelism=held.index + 1,
+            attempt=held.attempt,
+            inputs=[],
+            outputs=[_state_of(held.operator, held.index)],
+        )
+        return spec if self.add(key, spec, waits=True) else None
 
     def held(self) -> list[AttemptId]:
         """Every attempt, in the order of their deployment."""
@@ -113,8 +126,7 @@ class TaskTable:
         """It has ended and keeps its state for the next attempt of its subtask: gives the partition, which is
         released with it."""
         entry = self._entries[key]
-        operator, index = entry.spec.operator, entry.spec.index
-        state = OutputSpec(edge=state_edge(operator), operator=operator, first=index, count=1, kept=True)
+        state = _state_of(entry.spec.operator, entry.spec.index)
         entry.spec = entry.spec.model_copy(update={"outputs": [*entry.spec.outputs, state]})
         return [state]
 
@@ -155,3 +167,8 @@ class TaskTable:
         assert all(map(self.runs, self._canceling))
         assert list(self._canceling.values()) == sorted(self._canceling.values())
         assert all(key.attempt <= self._newest[key.subtask] for key in self._entries)
+
+
+def _state_of(operator: int, index: int) -> OutputSpec:
+    """The partition in which the next attempt of a subtask finds its state."""
+    return OutputSpec(edge=state_edge(operator), operator=operator, first=index, count=1, kept=True)

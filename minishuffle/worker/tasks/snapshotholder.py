@@ -1,0 +1,238 @@
+"""The holder of a task's snapshots, which runs on another worker than the task.
+
+To its worker it is an attempt with one input channel, over which the snapshots come, and one partition, from
+which the next attempt of the task takes the oldest that is kept. There may be nothing to take: what the first
+attempt begins with, and what a holder has that was named later. Snapshots lie in memory as long as those of
+all holders of the worker have room there, and beyond that on disk.
+
+A thread reads what comes and stores it. Which snapshots are kept is a matter of the loop: it takes those
+that are whole, gives up what the task says need not be kept, and then acknowledges. Once the coordinator has
+named another attempt of the task, nothing that an earlier one has sent is taken or acknowledged any more. So
+what the other attempt reads stays as it is, and the earlier one, should it still run, cannot have its
+producers give up what the other will ask for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Collection
+from functools import partial
+from typing import Final, Literal
+
+from minishuffle import limits
+from minishuffle.errors import ResourceExhausted, TaskCancelled
+from minishuffle.exchange.blocking import BlockingPartition
+from minishuffle.exchange.channels import InputChannel
+from minishuffle.exchange.elements import ElementFormat, Part, pack_header
+from minishuffle.exchange.elementstore import ElementStore
+from minishuffle.ids import (
+    FIRST_ATTEMPT,
+    AttemptId,
+    PartitionId,
+    held_operator,
+    snapshot_edge,
+    state_edge,
+)
+from minishuffle.worker.channels.registry import ChannelKey
+from minishuffle.worker.tasks.attempt import WorkerServices
+from minishuffle.worker.tasks.handoff import WAIT_SECONDS_MAX, TaskPaths
+from minishuffle.worker.tasks.snapshotstream import BEGUN, Arrival, SnapshotMarker, SnapshotStreamInput
+from minishuffle.worker.tasks.statehandover import state_partition
+
+__all__ = ["SnapshotHolder", "snapshot_memory"]
+
+FULL_DISK_SECONDS: Final = 1.0
+"""Seconds between two tries to write to a disk that is full."""
+_log = logging.getLogger("minishuffle.worker")
+
+
+def snapshot_memory(setting: int | Literal["auto"]) -> int:
+    """Bytes of memory for the snapshots that a worker holds, as ``snapshot_memory_bytes`` says."""
+    if setting != "auto":
+        return setting
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(memory // limits.SNAPSHOT_MEMORY_SHARE, limits.SNAPSHOT_MEMORY_BYTES_MAX)
+
+
+class SnapshotHolder:
+    """Holds the snapshots of one task; its thread runs from the beginning to :meth:`release`.
+
+    Invariants: all snapshots that are kept were sent by one attempt of the task, the latest that the
+    coordinator has named, or it has begun with them; none is given up before this attempt says so.
+
+    Args:
+        id: of the holder, see :func:`~minishuffle.ids.holder_operator`.
+        task_attempt: the attempt of the task that sends first.
+
+    Raises:
+        ResourceExhausted: the system does not give the memory of its buffers.
+        RuntimeError: there can be no further thread.
+    """
+
+    def __init__(self, id: AttemptId, task_attempt: int, services: WorkerServices) -> None:
+        job, index = id.subtask.job, id.subtask.index
+        operator = held_operator(id.subtask.operator)
+        self.id = id
+        self._services = services
+        self._paths = TaskPaths(services.inbox)
+        self._partition_id = PartitionId(job, state_edge(operator), index)
+        stream = PartitionId(job, snapshot_edge(operator), index)
+        self._input = SnapshotStreamInput(
+            stream,
+            self._paths,
+            services.budget,
+            segment_bytes=services.pool.segment_bytes,
+            on_event=partial(services.channel_event, ChannelKey(id, stream.edge, index)),
+        )
+        # The loop's.
+        self._attempt = task_attempt
+        self._nothing = self._make_partition()
+        self._nothing.finish()
+        self._kept = {BEGUN: self._nothing} if id.attempt == FIRST_ATTEMPT else dict[int, BlockingPartition]()
+        """By number. The first holder of a task has what the task begins with, which is nothing."""
+        # The thread's.
+        self._coming: BlockingPartition | None = None
+        """The part of a snapshot that has come."""
+        self._next = (0, 0)
+        """The attempt and row of the element that continues it."""
+        self.thread = threading.Thread(
+            target=self._run, name=f"{job}:snapshots of {operator}[{index}]", daemon=True
+        )
+        self.thread.start()
+
+    def _make_partition(self) -> BlockingPartition:
+        services = self._services
+        store = ElementStore(
+            f"a snapshot for {self._partition_id} on worker {services.worker}",
+            services.place,
+            memory=services.snapshots,
+        )
+        return state_partition(
+            self._partition_id, store, capacity=services.pool.segment_bytes, disk=services.disk
+        )
+
+    # --- thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        paths = self._paths
+        try:
+            while True:
+                paths.check()
+                paths.bell.clear()
+                arrival = self._input.poll()
+                if arrival is None:
+                    paths.wait(WAIT_SECONDS_MAX)
+                else:
+                    self._take(arrival)
+        except TaskCancelled:
+            pass
+        except Exception as error:  # whatever it is: the task gets another holder
+            _log.exception("holder %s fails", self.id)
+            paths.post(self._services.holder_failed, self.id, error)
+        finally:
+            self._drop_coming()
+
+    def _take(self, arrival: Arrival) -> None:
+        """An element that does not continue what has come is of another attempt, or follows a gap."""
+        attempt, row, what = arrival
+        if (attempt, row) != self._next:
+            self._drop_coming()
+        self._next = attempt, row + 1
+        if isinstance(what, memoryview):
+            if self._coming is None:
+                self._coming = self._make_partition()
+            self._store(self._coming, what)
+            return
+        whole = self._take_whole(what)
+        self._paths.post(self._on_marker, attempt, row + 1, what, whole)
+
+    def _take_whole(self, marker: SnapshotMarker) -> BlockingPartition | None:
+        """The snapshot that ends with that marker; None if it marks none, or not all of one has come."""
+        coming, self._coming = self._coming, None
+        if marker.number != BEGUN and coming is None:
+            coming = self._make_partition()
+        if coming is None:
+            return None
+        (subpartition,) = coming.subpartitions
+        if marker.number == BEGUN or len(subpartition.log.elements) != marker.elements:
+            coming.release(False)
+            return None
+        coming.finish()
+        return coming
+
+    def _store(self, coming: BlockingPartition, payload: memoryview) -> None:
+        """Store an element; waits while the disk is full.
+
+        Raises:
+            TaskCancelled: meanwhile.
+        """
+        parts: list[Part] = [pack_header(len(payload), 1, ElementFormat.STATE), payload]
+        was_full = False
+        while True:
+            try:
+                coming.write(0, 1, parts)
+            except ResourceExhausted as error:
+                if not was_full:
+                    _log.warning("snapshots are not taken until there is room: %s", error)
+                was_full = True
+                self._paths.rest(FULL_DISK_SECONDS)
+            else:
+                return
+
+    def _drop_coming(self) -> None:
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.release(False)
+
+    # --- loop ------------------------------------------------------------------------------------
+
+    @property
+    def channel(self) -> InputChannel:
+        return self._input.channel
+
+    @property
+    def partition(self) -> BlockingPartition:
+        """The oldest snapshot that is kept."""
+        return self._kept[min(self._kept)] if self._kept else self._nothing
+
+    @property
+    def bytes(self) -> int:
+        """The size of all snapshots that are kept, in memory and on disk."""
+        return sum(each.subpartitions[0].log.bytes for each in self._kept.values())
+
+    def _on_marker(
+        self, attempt: int, end: int, marker: SnapshotMarker, whole: BlockingPartition | None
+    ) -> None:
+        """A marker has come, with the snapshot before it if that is whole; ``end`` is the row behind it."""
+        if attempt < self._attempt:
+            if whole is not None:
+                whole.release(False)
+            return
+        self.fence(attempt)
+        if whole is not None:
+            self._kept[marker.number] = whole
+        self._keep(marker.keep)
+        self.channel.make_stable(attempt, end)
+
+    def _keep(self, numbers: Collection[int]) -> None:
+        for number in [number for number in self._kept if number not in numbers]:
+            self._kept.pop(number).release(False)
+
+    def fence(self, attempt: int) -> None:
+        """The coordinator has named that attempt of the task: it begins with the oldest snapshot that is
+        kept, and earlier ones send no more."""
+        if attempt > self._attempt:
+            self._attempt = attempt
+            if self._kept:
+                oldest = min(self._kept)
+                self._keep([oldest])
+                self._kept = {BEGUN: self._kept.pop(oldest)}
+        self.partition.fence(self._partition_id.producer, attempt)
+
+    def release(self) -> None:
+        """Hold nothing any more; idempotent."""
+        self._paths.close()
+        self._input.gate.close()
+        self._keep([])

@@ -1,0 +1,172 @@
+"""The stream by which a task sends its snapshots to their holder, which is on another worker.
+
+It is a retained partition (:mod:`~minishuffle.exchange.retained`) with one consumer, and without a bound of
+what is unread: a holder that is slow or away does not stop the task. Its elements are those of
+:func:`~minishuffle.worker.tasks.statehandover.pack_state`, and behind those of each snapshot a *marker*,
+which says the number of the snapshot and of how many elements it is, and the numbers of those that are to be
+kept. Each element counts as one row. The holder acknowledges a marker by saying that the rows up to it are
+stable. What was not acknowledged is retained, so a holder whose link was broken goes on where it was, and
+another one reads all that no holder had. It may find the rest of an earlier snapshot first, which is too
+short by its marker.
+
+The stream has no end: a task that has finished may have to run again from what its holder has.
+
+Numbers count the snapshots of one attempt from 1; :data:`BEGUN` is what the attempt has begun with.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from minishuffle.counters import TaskCounters
+from minishuffle.exchange.channels import ChannelEvent
+from minishuffle.exchange.elements import AssemblyBudget, ElementFormat, Part, with_header
+from minishuffle.exchange.retained import RetainedPartition
+from minishuffle.ids import PartitionId
+from minishuffle.worker.tasks.handoff import TaskPaths
+from minishuffle.worker.tasks.statehandover import state_gate
+
+__all__ = ["BEGUN", "Arrival", "SnapshotMarker", "SnapshotStreamInput", "SnapshotWriter"]
+
+BEGUN: Final = 0
+"""The number of what an attempt has begun with: nothing, or the snapshot of the attempt before."""
+_MARKER: Final = struct.Struct(">QII")
+"""Number, elements, and how many numbers follow, of 8 bytes each."""
+_OF_THE_TASK: Final = 0
+"""The position of the only consumer in the partition."""
+
+
+class SnapshotMarker(NamedTuple):
+    """The end of a snapshot, unless ``number`` is :data:`BEGUN`, and which ones are to be kept behind it."""
+
+    number: int
+    elements: int
+    """The number of elements of the snapshot, which come right before the marker."""
+    keep: tuple[int, ...]
+
+    def pack(self) -> bytes:
+        return _MARKER.pack(self.number, self.elements, len(self.keep)) + struct.pack(
+            f">{len(self.keep)}Q", *self.keep
+        )
+
+    @classmethod
+    def unpack(cls, payload: bytes | memoryview) -> SnapshotMarker:
+        """Raises struct.error: it is none."""
+        number, elements, count = _MARKER.unpack_from(payload)
+        return cls(number, elements, struct.unpack_from(f">{count}Q", payload, _MARKER.size))
+
+
+# --- task -------------------------------------------------------------------------------------------------
+
+
+class SnapshotWriter:
+    """The task's end of the stream.
+
+    Args:
+        make_partition: makes the partition, which calls the first of these two on the loop when rows of it
+            have become stable, and the second when another holder is named.
+        held: called on the loop with the number and the numbers to keep of each marker that the holder has
+            acknowledged, in order.
+        holder_changed: called on the loop when another holder is named, which has nothing of what was
+            acknowledged before.
+    """
+
+    def __init__(
+        self,
+        make_partition: Callable[[Callable[[], None], Callable[[], None]], RetainedPartition],
+        held: Callable[[int, Sequence[int]], None],
+        holder_changed: Callable[[], None],
+    ) -> None:
+        self.partition = make_partition(self._acknowledged, holder_changed)
+        self._held = held
+        self._rows = 0
+        self._markers: deque[tuple[int, int, Sequence[int]]] = deque()
+        """Markers that were not acknowledged: the row behind each, and the numbers that are in it."""
+
+    def write(self, number: int, elements: Iterable[list[Part]], keep: Sequence[int]) -> None:
+        """(Task.) Send a snapshot; it and those to be kept with it are in ``keep``.
+
+        Raises:
+            UsageError: a row of it is longer than an element may be; nobody takes what was sent for whole.
+        """
+        count = 0
+        for element in elements:
+            self._write(element)
+            count += 1
+        self._mark(SnapshotMarker(number, count, tuple(keep)))
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """(Task.) The holder need not keep others than these any more."""
+        self._mark(SnapshotMarker(BEGUN, 0, tuple(numbers)))
+
+    def _mark(self, marker: SnapshotMarker) -> None:
+        element = with_header(1, ElementFormat.SNAPSHOT, [marker.pack()])
+        self._markers.append((self._rows + 1, marker.number, marker.keep))  # before it can be acknowledged
+        self._write(element)
+
+    def _write(self, element: list[Part]) -> None:
+        self._rows += 1
+        self.partition.write(_OF_THE_TASK, 1, element)
+
+    def _acknowledged(self) -> None:
+        """(Loop.) Rows of the partition have become stable."""
+        stable = self.partition.subpartitions[_OF_THE_TASK].stable
+        while self._markers and self._markers[0][0] <= stable:
+            _, number, keep = self._markers.popleft()
+            self._held(number, keep)
+
+
+# --- holder -----------------------------------------------------------------------------------------------
+
+
+class Arrival(NamedTuple):
+    """An element that has come to the holder: a part of a snapshot, or a marker."""
+
+    attempt: int
+    """The attempt of the task that has sent it."""
+    row: int
+    what: memoryview | SnapshotMarker
+
+
+class SnapshotStreamInput:
+    """The holder's end of the stream: a gate with one channel, in memory of its own.
+
+    Args:
+        partition_id: what the task writes.
+        segment_bytes: payload bytes of a buffer.
+        on_event: see :class:`~minishuffle.exchange.channels.InputChannel`.
+
+    Raises:
+        ResourceExhausted: the system does not give that much memory.
+    """
+
+    def __init__(
+        self,
+        partition_id: PartitionId,
+        paths: TaskPaths,
+        budget: AssemblyBudget,
+        *,
+        segment_bytes: int,
+        on_event: Callable[[int, ChannelEvent], object],
+    ) -> None:
+        self.gate = state_gate(
+            partition_id, paths, budget, TaskCounters(), segment_bytes=segment_bytes, waits=True
+        )
+        self.channel = self.gate.add_channel(partition_id.producer, on_event)
+
+    def poll(self) -> Arrival | None:
+        """(Holder's thread.) What has come next; None: nothing yet.
+
+        Raises:
+            struct.error, RemoteProtocolError, ResourceExhausted: it cannot be read.
+        """
+        element = self.gate.poll()
+        if element is None:
+            return None
+        rows, payload = self.channel.rows, element.payload
+        is_marker = element.format == ElementFormat.SNAPSHOT
+        what = SnapshotMarker.unpack(payload) if is_marker else memoryview(payload)
+        return Arrival(rows.version, rows.next - 1, what)
