@@ -74,8 +74,9 @@ class Partitioner:
         self._choose = choose
         self._columns = columns
         self._start = start
-        self._dealt = 0
-        """Rows that were dealt out in turn."""
+        self.dealt = 0
+        """Rows that were dealt out in turn, by earlier attempts as well: set before the first, it has each
+        row go where it went before."""
         self._hot_keys = hot_keys
         self._schema: pa.Schema | None = None
         self._key_columns: list[int] = []
@@ -118,8 +119,8 @@ class Partitioner:
     def _in_turn(self, batch: Batch) -> Pieces:
         """Rows one by one, and columns by blocks, as their running number says: whatever batches they come
         in, each row goes where it would go in any others."""
-        begin = self._dealt
-        self._dealt = end = begin + len(batch.payload)
+        begin = self.dealt
+        self.dealt = end = begin + len(batch.payload)
         if isinstance(batch.payload, list):
             return self._rows_in_turn(batch, self._start + begin)
         return self._blocks_in_turn(batch, begin, end)

@@ -96,8 +96,13 @@ class _Outlet:
         self._partitions = partitions
         self._totals = totals
         self._last = last
+        self.partitioners = {
+            output.edge: _partitioner(output, partitions[output.edge], index) for output in outputs
+        }
+        """By edge."""
         self._writers = [
-            (output.side, _edge_writer(output, partitions[output.edge], index, drop)) for output in outputs
+            (output.side, _edge_writer(output, partitions[output.edge], self.partitioners[output.edge], drop))
+            for output in outputs
         ]
         self._plain = [write for side, write in self._writers if side is None]
         self.watermark = BEGINNING_OF_TIME
@@ -261,6 +266,11 @@ class Chain:
         parts = {id: held for id, held in written.items() if held}
         return TaskStateSnapshot(parts, positions, self._outlet.watermark)
 
+    def dealt(self) -> dict[int, int]:
+        """Rows that were dealt out in turn, by edge: for a snapshot of a task whose next attempt is to deal
+        on where it was."""
+        return {edge: each.dealt for edge, each in self._outlet.partitioners.items() if each.dealt}
+
     def left_out(self, snapshot: TaskStateSnapshot) -> list[str]:
         """The names of operators that hold something of which there is nothing in their snapshot."""
         return [
@@ -279,6 +289,8 @@ class Chain:
         for operator in self._holding:
             if held := snapshot.parts.get(operator.id):
                 operator.read_state(held)
+        for edge, rows in snapshot.dealt.items():
+            self._outlet.partitioners[edge].dealt = rows
         self._outlet.take(Watermark(snapshot.watermark))
 
     # --- clocks and end --------------------------------------------------------------------------
@@ -315,22 +327,25 @@ def _overriding(method: str, operators: Iterable[Operator]) -> list[Operator]:
     return [each for each in operators if getattr(type(each), method, None) is not default]
 
 
-def _edge_writer(
-    output: Output,
-    partition: WrittenPartition,
-    start: int,
-    drop: Drop | None,
-) -> Callable[[Batch], None]:
-    consumers = len(partition.subpartitions)
-    partitioner = Partitioner(
+def _partitioner(output: Output, partition: WrittenPartition, start: int) -> Partitioner:
+    return Partitioner(
         output.partitioner,
-        consumers,
+        len(partition.subpartitions),
         output.keys,
         output.choose,
         start,
         hot_keys=partition.hot_keys,
         columns=output.columns,
     )
+
+
+def _edge_writer(
+    output: Output,
+    partition: WrittenPartition,
+    partitioner: Partitioner,
+    drop: Drop | None,
+) -> Callable[[Batch], None]:
+    consumers = len(partition.subpartitions)
     broadcast, has_times = output.partitioner == "broadcast", output.times
 
     def write(batch: Batch) -> None:
