@@ -15,6 +15,7 @@ for room in what its worker may retain.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from random import Random
@@ -45,25 +46,26 @@ class RetainedPartition:
 
     Invariants, for each subpartition::
 
-        freed ≤ stable, freed ≤ read ≤ written
+        first row ≤ freed ≤ stable, freed ≤ read ≤ written
         rows that are held = those from freed to written
         bytes that are held = Σ over the blocks with these rows, each counted once
         unread bytes < allowance + one element, unless no view is attached
 
     Args:
         version: of its rows: the attempt that began to make them.
-        first_rows: rows that were written before, for each consumer: the number of the first one here.
         store: where its elements are held.
         wait: (task) returns once what it is given says True, and raises if the task is to stop.
         wake: (loop) has a task that waits look again.
         flushing: when data leave that fill no buffer.
         capacity: payload bytes of a buffer, before a consumer says otherwise.
-        unread_bytes: what a consumer that keeps up may have yet to read before the writer waits.
+        unread_bytes: what a consumer that keeps up may have yet to read before the writer waits; None: the
+            writer waits for none.
         disk: reads what is not in memory, and encodes what was handed over.
         closed: consumers that get none of its rows, but the end.
         full: called each time that the writer has to wait for a consumer.
         fenced: (loop) called when another attempt of a consumer takes the place of an earlier one.
         lost: called once if what was retained cannot be read: no view brings it any more.
+        on_stable: (loop) called when :meth:`stable` says more.
     """
 
     def __init__(
@@ -75,17 +77,17 @@ class RetainedPartition:
         store: RetainedStore,
         *,
         version: int,
-        first_rows: Sequence[int] = (),
         wait: Callable[[Callable[[], bool]], None],
         wake: Callable[[], None],
         flushing: Flush = Flush.ON_REQUEST,
         capacity: int,
-        unread_bytes: int,
+        unread_bytes: int | None,
         disk: DiskReads,
         closed: Iterable[int] = (),
         full: Callable[[], None] = lambda: None,
         fenced: Callable[[], None] = lambda: None,
         lost: Callable[[PartitionLost], None] = lambda error: None,
+        on_stable: Callable[[], None] = lambda: None,
     ) -> None:
         self.id = partition_id
         self.hot_keys = HotKeys()
@@ -113,18 +115,32 @@ class RetainedPartition:
             store=store,
             disk=disk,
             flushing=flushing,
-            unread_bytes=unread_bytes,
+            unread_bytes=sys.maxsize if unread_bytes is None else unread_bytes,
+            on_stable=on_stable,
             read_bytes=limits.BLOCKS_READ_AHEAD_BYTES // (2 * max(1, len(consumers))),
             wake=wake,
             lose=self.lose,
         )
-        self.subpartitions = [
-            RetainedSubpartition(services, each, row, capacity)
-            for each, row in zip(consumers, first_rows or [0] * len(consumers), strict=True)
-        ]
+        self.subpartitions = [RetainedSubpartition(services, each, capacity) for each in consumers]
         self.close(closed)
 
     # --- writer (task thread) ----------------------------------------------------------------
+
+    def begin_at(self, rows: Sequence[int]) -> None:
+        """(Before anything is written.) The number of the first row for each consumer: an earlier attempt has
+        written those before, which :meth:`written` gave.
+
+        Raises:
+            LocalProtocolError: something was written.
+        """
+        if any(each.entries or each.rows for each in self.subpartitions):
+            raise LocalProtocolError(f"partition {self.id} has begun")
+        for subpartition, row in zip(self.subpartitions, rows, strict=True):
+            subpartition.begin_at(row)
+
+    def written(self) -> list[int]:
+        """The number of the next row for each consumer."""
+        return [each.rows for each in self.subpartitions]
 
     def skips(self, position: int, rows: int) -> bool:
         """Only rows that nobody will ever want are left out. Raises TaskCancelled: the task was abandoned."""
@@ -298,6 +314,11 @@ class RetainedPartition:
         self._finished = True
 
     # --- loop --------------------------------------------------------------------------------
+
+    def stable(self) -> list[int]:
+        """For each consumer, the number below which its snapshots cover all rows of this version, written
+        or not: no later attempt of it asks for them."""
+        return [each.stable for each in self.subpartitions]
 
     def subpartition(self, consumer: int) -> RetainedSubpartition | None:
         position = consumer - self._first

@@ -2,7 +2,8 @@
 
 A log has elements and events in their order, and each row has a number that never starts again. Elements
 stand in blocks, up to a buffer's bytes of short ones in each. The writer appends, a view reads from the row
-that its consumer names, at its own pace and as often as a consumer comes back. It begins with the block
+that its consumer names, at its own pace and as often as a consumer comes back; a consumer that knows of no
+row yet gets all that is held. It begins with the block
 that holds the row, from the beginning of that block, and the consumer leaves out what it has. Blocks are
 sent as they are, without a copy but where short elements are joined, once, and where a buffer begins in one
 and ends in another.
@@ -34,6 +35,7 @@ from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.channel import NextType, ProducerChannel
 from minishuffle.wire.frames import (
     NO_ELEMENT_START,
+    ROW_MAX,
     BufferFlags,
     CancelReason,
     DataType,
@@ -68,6 +70,8 @@ class LogServices:
     flushing: Flush
     unread_bytes: int
     """What a consumer that keeps up may have yet to read before the writer waits."""
+    on_stable: Callable[[], None]
+    """(Loop.) A consumer's snapshots cover more rows."""
     read_bytes: int
     """What a view asks the disk for at once; a block at the least."""
     wake: Callable[[], None]
@@ -99,7 +103,6 @@ class RetainedSubpartition:
     does not divide: the writer appends, the loop takes from the front.
 
     Args:
-        row: the number of the first row.
         capacity: payload bytes of a buffer.
     """
 
@@ -107,8 +110,10 @@ class RetainedSubpartition:
         "_barrier",
         "_latency",
         "_mark",
+        "_stable",
         "_tail",
         "allowance",
+        "behind",
         "barriers_over",
         "buffers_out",
         "bytes",
@@ -130,19 +135,18 @@ class RetainedSubpartition:
         "resumed",
         "rows",
         "services",
-        "stable",
         "view",
         "waits",
         "whole",
     )
 
-    def __init__(self, services: LogServices, consumer: int, row: int, capacity: int) -> None:
+    def __init__(self, services: LogServices, consumer: int, capacity: int) -> None:
         self.consumer = consumer
         self.services = services
         self.entries: list[_Entry | Event] = []
         # The writer's.
-        self.rows = row
-        """The number of the next row."""
+        self.rows = self.first_row = 0
+        """The numbers of the next row, and of the first."""
         self.bytes = 0
         """All that were appended."""
         self.closed_bytes = 0
@@ -161,12 +165,13 @@ class RetainedSubpartition:
         """Noted by its partition as to be flushed; set by the writer, cleared by the loop."""
         self.notified = False
         # The loop's.
-        self.first_row = row
         self.first = 0
         """The number of the first entry that is held; they are numbered from 0 on."""
-        self.stable = row
-        """Rows below are covered by the consumer's snapshots."""
-        self.read = row
+        self._stable = 0
+        """Rows of this version that the consumer's snapshots cover are below."""
+        self.behind = False
+        """The view may have more to read of what is covered: it is freed once that was read."""
+        self.read = 0
         """Rows below were read by some view."""
         self.position = 0
         """Bytes below were read by the view, or by the last there was."""
@@ -191,6 +196,10 @@ class RetainedSubpartition:
         """The last watermark that is held no more."""
 
     # --- writer ----------------------------------------------------------------------------------
+
+    def begin_at(self, row: int) -> None:
+        """The first row has that number. A view may be there already."""
+        self.rows = self.first_row = row
 
     def append(self, block: RetainedBlock) -> None:
         """A block is next; its rows and bytes are not counted yet."""
@@ -241,32 +250,26 @@ class RetainedSubpartition:
         version: int = 0,
         row: int = 0,
     ) -> RetainedView:
-        """A view of everything from that row of that version on, instead of any other. Of another version
-        than this partition's, it is everything that is here.
-
-        If rows from there on are not held any more, the view fails when it is looked at first.
-        """
-        same = version == self.services.version
-        begin = max(row, self.first_row) if same else self.first_row
-        before, refusal = self.view, None
-        if begin < self.freed and self.error is None and not self.closed:
-            name = f"subpartition {self.consumer} of partition {self.services.name}"
-            refusal = PartitionLost(
-                f"rows from {begin} on of {name} were asked for, and those below {self.freed} were given up "
-                "because a snapshot of the consumer covers them: the job has to begin at its last durable cut"
-            )
+        """A view of everything that is held from that row of that version on, instead of any other; of
+        another version than this partition's, all that is held."""
+        begin = max(row if version == self.services.version else 0, self.freed)
+        before = self.view
         at, mark, position = self._place(begin)
         self.view = view = RetainedView(
             self, generation, (at, begin, mark), on_available, on_failed, attempt=attempt
         )
         view.whole = self.whole = whole
-        view.refusal = refusal
-        self.position = position
-        behind = self.bytes - position > self.services.unread_bytes
-        self.allowance = _UNBOUNDED if behind else self.services.unread_bytes
+        self.position, self.behind = position, True
+        replays = self.bytes - position > self.services.unread_bytes
+        self.allowance = _UNBOUNDED if replays else self.services.unread_bytes
         if before is not None:
             before.on_failed(Superseded(f"subpartition {self.consumer} was requested again"))
         return view
+
+    @property
+    def stable(self) -> int:
+        """The consumer's snapshots cover rows below; all, for one that wants none."""
+        return ROW_MAX if self.closed else max(self.first_row, self._stable)
 
     @property
     def freed(self) -> int:
@@ -292,14 +295,18 @@ class RetainedSubpartition:
         return self.first + index, mark, position
 
     def make_stable(self, version: int, row: int) -> None:
-        """The consumer's oldest snapshot covers rows below that one: the view has read beyond them. Those of
+        """The consumer's oldest snapshot covers rows below that one, which may be yet to be written. Those of
         an older version end where this one begins."""
-        if version == self.services.version and row > self.stable:
-            self.stable = row
-            self._free()
+        if version == self.services.version and row > self._stable:
+            advances = row > self.stable
+            self._stable = row
+            self.free()
+            if advances:
+                self.services.on_stable()
 
-    def _free(self) -> None:
-        entries, stable, freed = self.entries, self.stable, 0
+    def free(self) -> None:
+        """Give up what is covered and was read."""
+        entries, stable, freed = self.entries, min(self.stable, self.rows), 0
         most = self.view.at - self.first if self.view is not None else 0
         while freed < most and not _reaches(entry := entries[freed], stable):
             if isinstance(entry, _Entry):
@@ -307,9 +314,11 @@ class RetainedSubpartition:
             elif entry.kind is EventKind.WATERMARK:
                 self._mark = entry
             freed += 1
-        self.first += freed
-        del entries[:freed]
-        self.services.store.note_freed()
+        self.behind = freed == most
+        if freed:
+            self.first += freed
+            del entries[:freed]
+            self.services.store.note_freed()
 
     def moved(self, read: int) -> None:
         """The view has read so many bytes in all, and ``position`` says how far it is."""
@@ -399,8 +408,8 @@ class RetainedSubpartition:
     def validate(self) -> None:
         """Check the invariants; for tests."""
         held = [entry for entry in self.entries if isinstance(entry, _Entry)]
-        assert self.freed <= self.read and self.first_row <= self.read <= self.rows
-        assert self.freed <= self.stable or self.closed
+        assert self.first_row <= self.freed <= max(self.read, self.first_row) <= self.rows
+        assert self.freed <= self.stable
         assert all(entry.block.data is not None for entry in held)
         assert [entry.row for entry in held[1:]] == [entry.end for entry in held[:-1]]
         assert not held or held[-1].end == self.rows
@@ -448,7 +457,6 @@ class RetainedView:
         "on_available",
         "on_failed",
         "read",
-        "refusal",
         "rows_sent",
         "rows_skipped",
         "whole",
@@ -470,8 +478,6 @@ class RetainedView:
         self.link: ProducerLink | None = None
         self.whole = False
         """It takes batches as they are."""
-        self.refusal: PartitionLost | None = None
-        """Why it gives nothing."""
         self.on_available = on_available
         self.on_failed = on_failed
         self.rows_sent = 0
@@ -536,9 +542,6 @@ class RetainedView:
         """Also asks the disk for what is next, if that is there and not in memory."""
         subpartition = self._subpartition
         if subpartition.view is not self or self._barrier:
-            return _NONE
-        if self.refusal is not None:
-            self.fail(self.refusal)
             return _NONE
         subpartition.held = False  # before the look
         if self._mark is not None:
@@ -612,6 +615,8 @@ class RetainedView:
                 return None
             piece = taken
             self._subpartition.moved(self.read)
+        if self._subpartition.behind:
+            self._subpartition.free()
         piece.next_type = self.next_type()
         piece.backlog = self.backlog()
         return piece

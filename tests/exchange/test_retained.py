@@ -239,7 +239,7 @@ def test_rows_cross_to_another_process_and_come_again_when_the_link_breaks(
 ) -> None:
     """By the bytes of two connections: the request says the row, and Stable frees what was taken."""
     producer = Producer(waits=lambda ready: None)
-    setup = make_setup(tolerant=True, waits=True)
+    setup = make_setup(tolerant=True, guaranteed=True)
     channel = setup.remote(0, VERSION)
     wire = setup.wire([producer.partition])
     found: list[str] = []
@@ -254,12 +254,12 @@ def test_rows_cross_to_another_process_and_come_again_when_the_link_breaks(
             channel.detach(PeerLost("the link broke"))
             setup.request(channel, number, version=VERSION)
         if number % 40 == 39:
-            channel.make_stable(VERSION, channel.rows.next)
+            setup.gate.make_stable(setup.gate.taken())
     for _ in range(100):
         wire.settle()
         found += setup.rows()
     assert found == written
-    channel.make_stable(VERSION, channel.rows.next)
+    setup.gate.make_stable(setup.gate.taken())
     wire.settle()
     assert producer.only.stable == 200 and not any(setup.gate.rows_dropped().values())
 
@@ -295,21 +295,56 @@ def test_a_consumer_of_another_version_gets_everything() -> None:
     assert again.read() == ["b"]
 
 
-def test_rows_that_are_freed_are_refused() -> None:
-    producer = Producer()
+@pytest.mark.parametrize(("row", "version"), [(0, VERSION), (0, VERSION - 1), (7, VERSION - 1)])
+def test_a_consumer_that_knows_no_row_yet_gets_all_that_is_held(row: int, version: int) -> None:
+    """So it is with a new attempt, which asks before it has its snapshot."""
+    producer = Producer(first_rows=(5,))
     producer.write(["x" * 200])
     producer.write(["y" * 200])
     consumer = Consumer(producer)
     view = consumer.attach()
     consumer.read()
-    view.make_stable(VERSION, 1)
+    view.make_stable(VERSION, 6)
     late = Consumer(producer)
-    view = late.attach(0)
-    assert not late.poll() and not view.current
-    assert "rows from 0 on of subpartition 0 of partition j1/edge0.0 were asked for" in str(late.errors[0])
-    late.next = 1
-    late.attach(1)
+    late.next = 6
+    late.attach(row, version=version)
     assert late.read() == ["y" * 200]
+
+
+def test_a_view_may_be_there_before_it_is_known_where_the_rows_begin() -> None:
+    """The producer's attempt has yet to read its snapshot."""
+    producer = Producer(2, limit_bytes=1_000)
+    consumer, ahead = Consumer(producer), Consumer(producer, 1)
+    consumer.attach(0)
+    ahead.next = 43
+    view = ahead.attach(43)
+    view.make_stable(VERSION, 43)
+    assert not consumer.poll() and producer.partition.stable() == [0, 43]
+    consumer.next = 40
+    producer.partition.begin_at([40, 41])
+    assert producer.partition.written() == [40, 41] and producer.partition.stable() == [40, 43]
+    with pytest.raises(LocalProtocolError, match="partition j1/edge0.0 has begun"):
+        producer.partition.begin_at([40, 41])
+    for number in range(3):
+        producer.write([f"{number}" * 200], 0)
+        producer.write([f"{number}" * 200], 1)
+    producer.partition.finish()
+    assert consumer.read() == [f"{number}" * 200 for number in range(3)]
+    assert ahead.read() == ["2" * 200], "it has those before"
+    assert producer.partition.written() == [43, 44]
+    assert ahead.subpartition.freed == 43, "that were made again, and are not kept once they were passed by"
+    producer.validate()
+
+
+def test_nobody_is_waited_for_where_nothing_bounds_what_is_unread() -> None:
+    producer = Producer(unread_bytes=None)
+    consumer = Consumer(producer)
+    view = consumer.attach()
+    for _ in range(100):
+        producer.write(["x" * 200])
+    assert producer.budget.used > 20_000 and len(consumer.read()) == 100
+    view.make_stable(VERSION, 100)
+    assert producer.budget.used == 0
 
 
 def test_a_consumer_that_is_closed_gets_the_end_alone() -> None:

@@ -68,16 +68,16 @@ class Producer:
             self.counters,
             self.store,
             version=VERSION,
-            first_rows=first_rows,
             wait=waits,
             wake=self._wake,
             flushing=flushing,
             capacity=CAPACITY,
-            unread_bytes=UNREAD,
             disk=self.disk,
             lost=self.lost.append,
-            **options,
+            **{"unread_bytes": UNREAD, **options},
         )
+        if first_rows:
+            self.partition.begin_at(first_rows)
 
     def _half(self) -> None:
         self.halves += 1
