@@ -22,7 +22,7 @@ from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.notices import Attached, Notice, QueuedLatency, QueuedWatermark
 from minishuffle.exchange.partition import PartitionView, ResultSubpartition
-from minishuffle.exchange.rownumbers import NO_VERSION, RowNumbers
+from minishuffle.exchange.rownumbers import NO_VERSION, ChannelRows, RetainedRowNumbers, RowNumbers
 from minishuffle.exchange.segments import Segment
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
@@ -37,6 +37,7 @@ from minishuffle.protocol.oneway import OneWayReceiver
 from minishuffle.wire.frames import (
     BARRIER_EVENT,
     LATENCY_EVENT,
+    ROW_MAX,
     WATERMARK_EVENT,
     CancelReason,
     DataType,
@@ -298,6 +299,7 @@ class RemoteAttachment:
     def _answer(self) -> None:
         self._answered = True
         self.channel.on_event(self.generation, ChannelEvent.ATTACH)
+        self.channel.announce_stable()
 
     # --- for the ConsumerChannel -----------------------------------------------------------------
 
@@ -446,6 +448,8 @@ class InputChannel:
         on_event: called on the loop with generation and event: a remote producer answers, the partition has
             ended, the attachment has failed, or the task has read all that it delivered before that. The end
             may come behind the failure, and in the place of the latter.
+        retained: the producer retains what it has sent. The partition has ended for the loop once snapshots
+            of the task cover its end: until then the task's next attempt may have to read it again.
     """
 
     def __init__(
@@ -457,6 +461,7 @@ class InputChannel:
         ready: ReadyLine,
         *,
         on_event: Callable[[int, ChannelEvent], object] = lambda generation, event: None,
+        retained: bool = False,
     ) -> None:
         self.producer = producer
         self.number = number
@@ -472,7 +477,7 @@ class InputChannel:
         """(Task.) The end of the partition was read. Whatever may follow is not new."""
         self.reopened = False
         """(Task.) The producer, or its next attempt, was attached once more all the same."""
-        self.rows = RowNumbers()
+        self.rows = RetainedRowNumbers() if retained else RowNumbers()
         """(Task.) How far it is in what comes, and what of that comes once more."""
         self.barrier = 0
         """(Task.) The last blocking barrier that was read: all that the producer wrote before it was, too."""
@@ -494,11 +499,17 @@ class InputChannel:
         """There was an attachment before the current one."""
         self._detached = 0
         """The last generation whose end stands in the queue, or was read."""
-        self._stopped_at = 0
-        """The barrier behind which the attachment gives nothing; 0: there is none."""
-        self._barriers_over = 0
-        """Barriers up to this one stop nothing."""
-        self._closed = False
+        self._stopped_at = self._barriers_over = 0
+        """The barrier behind which the attachment gives nothing, 0 if there is none; and the last of those
+        that stop nothing."""
+        self._version = NO_VERSION
+        """The version of the attachment's rows."""
+        self._stable: ChannelRows | None = None
+        """What the oldest snapshot of the task covers."""
+        self._read_to_end: Attachment | None = None
+        """What the task has read to its end; it stays attached until snapshots cover that."""
+        self._over = self._closed = False
+        """The partition has ended for the loop; the task has."""
         self._buffers = buffers
         self._ready = ready
 
@@ -515,6 +526,11 @@ class InputChannel:
     def leave_place(self) -> None:
         """The channel has left the line."""
         self._place.append(None)
+
+    @property
+    def retained(self) -> bool:
+        """The producer retains what it has sent."""
+        return isinstance(self.rows, RetainedRowNumbers)
 
     # --- loop ------------------------------------------------------------------------------------
 
@@ -557,11 +573,13 @@ class InputChannel:
             if self._buffers.buffer_size is not None:
                 attachment.resize(self._buffers.buffer_size)
             attachment.pump()
+            self.announce_stable()
 
     def _replace(self, version: int) -> None:
         """Make room for an attachment, to rows of that version."""
         self.detach()
-        if self._detached or self._was_attached:
+        self._version = version
+        if self._detached or self._was_attached or self.retained:
             self.deliver(Attached(version))
         else:
             self.rows.attach(version)
@@ -592,7 +610,8 @@ class InputChannel:
     def consumed(self, notice: GivenBack) -> None:
         """The task has read that an attachment is gone, and so all that it delivered."""
         assert isinstance(notice, Detached)
-        self.on_event(notice.generation, ChannelEvent.DRAIN)
+        if not self._over:
+            self.on_event(notice.generation, ChannelEvent.DRAIN)
 
     def stop_at(self, attachment: Attachment, barrier: int) -> None:
         """The task has read a blocking barrier that ``attachment`` delivered. One that has ended for the job
@@ -609,14 +628,28 @@ class InputChannel:
             self._stopped_at = 0
             self.attachment.resume(stopped_at)
 
-    def make_stable(self, version: int, row: int) -> None:
-        """Whatever snapshot the task's next attempt begins at, it has those rows of that version below that
-        one: the producer need not retain them. One that is away hears of it next time."""
-        if self.attachment is not None:
-            self.attachment.make_stable(version, row)
+    def make_stable(self, rows: ChannelRows) -> None:
+        """Whatever snapshot the task's next attempt begins at, it has these rows: the producer need not
+        retain them, and of one that was read to its end no row of any version. One that is away hears of it
+        when it answers."""
+        self._stable = rows
+        self.announce_stable()
+        if rows.ended and self.attachment is not None and self.attachment is self._read_to_end:
+            self.end(self.attachment)
+
+    def announce_stable(self) -> None:
+        """The producer can hear which rows it need not retain."""
+        stable, attachment = self._stable, self.attachment
+        if stable is not None and attachment is not None:
+            version, row = (self._version, ROW_MAX) if stable.ended else (stable.version, stable.row)
+            attachment.make_stable(version, row)
 
     def end(self, attachment: Attachment) -> None:
         """The task has read the end of the partition that ``attachment`` delivered."""
+        self._read_to_end = attachment
+        if self.retained and not (self._stable is not None and self._stable.ended):
+            return
+        self._over = True
         self.on_event(attachment.generation, ChannelEvent.END)
         if self.attachment is attachment:
             self._let_go(CancelReason.ENDED)
@@ -670,6 +703,11 @@ class InputChannel:
         queue, self.queue = self.queue, deque()
         current, self.current = self.current, None
         untaken = self.assembler.clear()
+        if self.retained:  # whatever was not taken comes again
+            for buffer in (current, *queue):
+                if buffer is not None and not isinstance(buffer, Notice):
+                    buffer.attachment.consumed(buffer)
+            return
         self.rows_incomplete += self.rows.close()
         if current is None:
             self.rows_incomplete += untaken

@@ -9,7 +9,7 @@ once its bytes are copied out. That is the moment at which it counts as consumed
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -37,6 +37,7 @@ from minishuffle.exchange.elements import (
 from minishuffle.exchange.elementstore import ElementLog, ElementStore
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.notices import Attached, Notice, QueuedLatency, QueuedWatermark
+from minishuffle.exchange.rownumbers import ChannelRows, RetainedRowNumbers
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
 from minishuffle.wire.frames import EventKind, LatencyMarker
 
@@ -95,6 +96,8 @@ class InputGate:
             :mod:`~minishuffle.exchange.blocking`; None: they do not wait.
         waits: event time waits for a channel that has failed, since its rows may come once more.
         strict: the task fails if rows are missing since a link broke: all come again to its next attempt.
+        guaranteed: no row may be missing, and event time waits: producers retain what they have sent until
+            snapshots of the task cover it.
         splits: adds and removes its channels, decides when they end, and makes its event time from them, so
             that ``valve`` says nothing; None: they are those of :meth:`add_channel`.
         debloater: says how full producers are to make their buffers; None: as full as they can.
@@ -115,6 +118,7 @@ class InputGate:
         kept: Callable[[int], ElementStore] | None = None,
         waits: bool = False,
         strict: bool = False,
+        guaranteed: bool = False,
         splits: SplitChannels | None = None,
         debloater: BufferDebloater | None = None,
     ) -> None:
@@ -135,8 +139,9 @@ class InputGate:
         self._give_back = give_back
         self._counters = counters
         self._tolerated: tuple[type[ShuffleError], ...] = (tolerates,) if tolerant else ()
-        self._waits = waits or kept is not None
+        self._waits = waits or guaranteed or kept is not None
         self._strict = strict
+        self._guaranteed = guaranteed
         self._splits = splits
         self._barriers_over = self._move = 0
         self._movers: set[InputChannel] = set()
@@ -159,7 +164,13 @@ class InputGate:
         """A channel that is not attached yet; ``on_event``: see :class:`InputChannel`."""
         assembler = Assembler(self.budget)
         channel = InputChannel(
-            producer, self.valve.add(), assembler, self.buffers, self.ready, on_event=on_event
+            producer,
+            self.valve.add(),
+            assembler,
+            self.buffers,
+            self.ready,
+            on_event=on_event,
+            retained=self._guaranteed,
         )
         channel.end_barriers(self._barriers_over)
         self.channels.append(channel)
@@ -190,6 +201,12 @@ class InputGate:
         for channel in self.channels:
             channel.end_barriers(barrier)
 
+    def make_stable(self, rows: Sequence[ChannelRows]) -> None:
+        """The task's next attempt begins behind these rows at the least: producers need not retain them. Call
+        it with what :meth:`taken` gave for the oldest snapshot that is kept."""
+        for channel, covered in zip(self._retained, rows, strict=True):
+            channel.make_stable(covered)
+
     def expect_move(self, barrier: int) -> None:
         """Producers that stop at that barrier move, and go on with their state: event time waits for them."""
         self._move = barrier
@@ -212,6 +229,11 @@ class InputGate:
         """Nothing waits to be read, and no channel for a buffer: none but free ones, if the loop has taken
         back what was read."""
         return not (self.ready.line or self.buffers.line)
+
+    @property
+    def rows_again(self) -> int:
+        """Rows that were given out before, as far as producers have begun new versions before them."""
+        return sum(each.rows.again for each in self.channels if isinstance(each.rows, RetainedRowNumbers))
 
     def snapshot(self) -> GateSnapshot:
         """Exclusive buffers count as long as their attachment lasts; a closed one has given them up."""
@@ -247,8 +269,9 @@ class InputGate:
 
     def rows_dropped(self) -> dict[str, int]:
         """Rows that were received and will not be read, by reason. The next attempt gets all of a blocking
-        partition again; and what was not taken of a split is sent again by whoever writes it."""
-        if self.kept or self._splits is not None:
+        partition again, and what is retained; and what was not taken of a split is sent again by whoever
+        writes it."""
+        if self.kept or self._guaranteed or self._splits is not None:
             return {}
         return {
             "queue_discarded": sum(each.rows_discarded + each.rows.lost for each in self.channels),
@@ -262,6 +285,28 @@ class InputGate:
         """True once every channel has seen the end of its partition."""
         splits = self._splits
         return self._unfinished == 0 if splits is None else splits.finished and not self.channels
+
+    def taken(self) -> list[ChannelRows]:
+        """(Between elements.) How far the task is in each channel of which no row may be missing."""
+        return [
+            ChannelRows(each.producer, each.rows.version, each.rows.next, each.ended)
+            for each in self._retained
+        ]
+
+    @property
+    def _retained(self) -> list[InputChannel]:
+        """The channels of which no row may be missing."""
+        return self.channels if self._guaranteed else []
+
+    def begin_at(self, rows: Sequence[ChannelRows]) -> None:
+        """(Before the first poll.) An earlier attempt has taken these rows: those of :meth:`taken`."""
+        for channel, before in zip(self._retained, rows, strict=True):
+            assert channel.producer == before.producer and isinstance(channel.rows, RetainedRowNumbers)
+            channel.rows.restore(before.version, before.row)
+            if before.ended and not channel.ended:
+                channel.ended = True
+                channel.rows.finish()
+                self._on_end(channel)
 
     def is_aligned(self, barrier: int) -> bool:
         """Whether nothing that stands before that barrier is on its way to the task. Channels that have ended
@@ -362,10 +407,16 @@ class InputGate:
         """What an attachment delivers begins with that row.
 
         Raises:
-            PeerLost: rows before it are missing.
+            RemoteProtocolError: rows before it are missing, and none may be.
+            PeerLost: so are they, and the task's next attempt gets them.
         """
         missed, half = channel.rows.begin(row)
         channel.rows_incomplete += half
+        if missed and self._guaranteed and not channel.ended:
+            raise RemoteProtocolError(
+                f"subtask {channel.producer} goes on with row {row} of edge {self.edge}, and {missed} rows "
+                "before it are missing: it gave them up although no snapshot of this task covers them"
+            )
         if missed and self._strict and not channel.ended:
             raise PeerLost(
                 f"{missed} rows of subtask {channel.producer} before row {row} are missing, since a "
@@ -448,6 +499,8 @@ class InputGate:
         """
         if channel.ended:
             channel.assembler.clear()
+            if self._guaranteed:
+                self._give_back(notice)
             return
         half = channel.assembler.clear()
         if self._waits:

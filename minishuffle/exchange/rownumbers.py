@@ -1,9 +1,10 @@
 """The numbers of a channel's rows, on the side of the consumer.
 
 The rows that a producer makes for a consumer over an edge are numbered from 0 on, also those that are dropped
-on the way. Numbers begin anew with each *version*: the rows of one attempt, and of the later ones that make
-the same rows in the same order. So a row is known by version and number, whatever elements and buffers it
-comes in.
+on the way. A *version* are the rows of one attempt, and of the later ones that make the same rows in the same
+order. So a row is known by version and number, whatever elements and buffers it comes in. Where rows may be
+lost, numbers begin anew with each version. Where producers retain what they have sent, they go on: a new
+version begins somewhere in the rows of the one before, and takes the place of what lies behind.
 
 Each buffer says the number of the first row that begins in it, and the end of the partition how many rows
 there were. Within one attachment the numbers follow each other. The next attachment may begin further on:
@@ -16,21 +17,23 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["NO_VERSION", "ChannelRows", "RowNumbers"]
+__all__ = ["NO_VERSION", "ChannelRows", "RetainedRowNumbers", "RowNumbers"]
 
 NO_VERSION: Final = 0
 """That of a producer which never runs again."""
 
 
 class ChannelRows(NamedTuple):
-    """How far a task is in the rows of one producer of an edge."""
+    """How far a task is in the rows of one channel, as its snapshots say it."""
 
     producer: int
+    """Index of the producer subtask."""
     version: int
+    """Of the rows that were taken last."""
     row: int
-    """The number of the first row that it has not taken."""
+    """Rows below were taken."""
     ended: bool = False
-    """It has taken all, and the end."""
+    """So was the end behind them."""
 
 
 class RowNumbers:
@@ -71,8 +74,8 @@ class RowNumbers:
         self.begun = False
         if version == self.version:
             return 0
+        self.at = self.next = self.missed = 0  # first: the loop looks at both
         self.version = version
-        self.at = self.next = self.missed = 0
         return self.close()
 
     def begin(self, row: int) -> tuple[int, int]:
@@ -108,3 +111,45 @@ class RowNumbers:
     def finish(self) -> None:
         """The end has come: whatever comes once more is left out."""
         self._finished = True
+
+
+class RetainedRowNumbers(RowNumbers):
+    """The same where producers retain what they have sent: nothing is missed, and numbers go on through all
+    versions.
+
+    Invariants: ``row of each attachment ≤ next`` of then; the rows given out are ``next + again``, less what
+    the task was restored with.
+    """
+
+    __slots__ = ("_attached", "again")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = 0
+        """Rows that came before, in another version, and may have come once more."""
+        self._attached = NO_VERSION
+        """The version of what comes now; ``version`` is that of the rows that were taken last."""
+
+    def restore(self, version: int, row: int) -> None:
+        """(Before anything is taken.) An earlier attempt has taken rows of that version, up to that one."""
+        self.next = row  # first: the loop looks at both
+        self.version = version
+
+    def detach(self, half: int) -> None:
+        """The element that was begun comes once more."""
+
+    def attach(self, version: int) -> int:
+        self.begun = False
+        self._attached = version
+        return 0
+
+    def begin(self, row: int) -> tuple[int, int]:
+        """As that of all channels. A version that is new begins with that row, whatever was taken beyond it:
+        these rows are new."""
+        missed = max(0, row - self.next)
+        if self._attached != self.version and not self._finished:
+            self.again += max(0, self.next - row)
+            self.next = row
+            self.version = self._attached
+        self.at, self.begun = row, True
+        return missed, 0

@@ -659,6 +659,8 @@ class Connection:
     def cancel(self, consumer: ConsumerChannel, reason: CancelReason = CancelReason.ENDED) -> None:
         """Close a consumer's channel; idempotent."""
         if self._consumers.pop(consumer.id, None) is not None:
+            if (stable := self._stable.get(consumer.id)) is not None:
+                self._control.append(Stable(consumer.id, *stable))
             self._forget(consumer)
             consumer.close()
             self._control.append(CancelPartitionRequest(consumer.id, reason))

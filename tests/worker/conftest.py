@@ -174,8 +174,9 @@ class Site:
 
 
 def _retaining(spec: TaskSpec) -> TaskSpec:
+    inputs = [each.model_copy(update={"guaranteed": True}) for each in spec.inputs]
     outputs = [each.model_copy(update={"retained": True}) for each in spec.outputs]
-    return spec.model_copy(update={"outputs": outputs})
+    return spec.model_copy(update={"inputs": inputs, "outputs": outputs})
 
 
 class Turns:

@@ -391,6 +391,7 @@ class Attempt:
             kept=store if spec.kept else None,
             waits=spec.waits,
             strict=spec.strict,
+            guaranteed=spec.guaranteed,
             debloater=None if spec.kept else self._debloater(),
         )
         gate.end_barriers(self.paths.pause.ended)

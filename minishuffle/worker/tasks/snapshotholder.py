@@ -27,6 +27,7 @@ from minishuffle.exchange.blocking import BlockingPartition
 from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.elements import ElementFormat, Part, pack_header
 from minishuffle.exchange.elementstore import ElementStore
+from minishuffle.exchange.rownumbers import ChannelRows
 from minishuffle.ids import (
     FIRST_ATTEMPT,
     AttemptId,
@@ -214,7 +215,7 @@ class SnapshotHolder:
         if whole is not None:
             self._kept[marker.number] = whole
         self._keep(marker.keep)
-        self.channel.make_stable(attempt, end)
+        self.channel.make_stable(ChannelRows(self.channel.producer, attempt, end))
 
     def _keep(self, numbers: Collection[int]) -> None:
         for number in [number for number in self._kept if number not in numbers]:

@@ -45,8 +45,7 @@ def stable_everywhere(site: Site) -> None:
     """Snapshots of all tasks cover what these have taken."""
     for key in site.deployment.attempts:
         for gate in site.deployment.attempts[key].gates:
-            for channel in gate.channels:
-                channel.make_stable(channel.rows.version, channel.rows.next)
+            gate.make_stable(gate.taken())
 
 
 def partitions(site: Site) -> list[RetainedPartition]:
