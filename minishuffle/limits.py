@@ -282,6 +282,10 @@ FILE_SECONDS_DEFAULT: Final = 60.0
 """A file sink's part is complete so long after its first row, unless its job says otherwise."""
 FILE_ROWS_DEFAULT: Final = 10_000_000
 FILE_BYTES_DEFAULT: Final = 128 * MIB
+FILE_SNAPSHOT_SECONDS_MAX: Final = 60.0
+"""For how long an open file holds up the snapshots of its task, before it is completed early."""
+FILE_SNAPSHOT_BYTES_MAX: Final = MIB
+"""Rows of an open file that a snapshot takes along, while none of them is in the file."""
 FILE_LINGER_SECONDS_MAX: Final = 1.0
 """How long a task that was cancelled waits for its last complete file to be listed."""
 JOB_FILES_KEPT: Final = 10_000

@@ -184,12 +184,18 @@ class _Manifest:
         self.listed: Mapping[int, int] = {}
         self.acknowledged = 0
         self.committable = committable
+        self.held = self.is_complete = False
+        self.adopted: Sequence[CompleteFile] = ()
+        self.sink_state = b""
 
     def complete(self, file: CompleteFile) -> None:
         self.committable = file.committable
 
     def wait(self) -> None:
         self.acknowledged += 1
+
+    def finish(self) -> None:
+        self.wait()
 
     def linger(self) -> None:
         """It is not there in time."""

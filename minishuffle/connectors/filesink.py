@@ -6,6 +6,11 @@ the part gets its name. Spark, pyarrow and pandas leave out names with a dot, so
 sees listed parts only, and each row once. An attempt that died in between leaves hidden parts: the next
 one names those that are listed, and removes the others, whose rows were lost with it. (Flink: ``FileSink``,
 whose parts are in progress, pending and finished.)
+
+In a job that loses nothing a part is listed once a snapshot that was taken behind its end is safe. The first
+rows of the next one, which wait in memory for a row group, are in the snapshot. While a row group is in the
+file no snapshot is taken: the rows are retained by their producers. The part is completed early where they
+cannot wait.
 """
 
 from __future__ import annotations
@@ -38,7 +43,12 @@ from minishuffle.exchange.schemas import (
 )
 from minishuffle.exchange.sizes import pieces
 from minishuffle.ids import FIRST_ATTEMPT
-from minishuffle.limits import BATCH_ROWS_MAX, MIB
+from minishuffle.limits import (
+    BATCH_ROWS_MAX,
+    FILE_SNAPSHOT_BYTES_MAX,
+    FILE_SNAPSHOT_SECONDS_MAX,
+    MIB,
+)
 from minishuffle.operators.base import CompleteFile, Emit, OutputFiles, TaskContext
 from minishuffle.operators.chained import ChainedOperator, preview
 from minishuffle.operators.row_conversion import RowsToArrow, schema_with_rows
@@ -50,6 +60,7 @@ WHERE: Final = "the file sink"
 """What errors about columns name."""
 ROW_GROUP_BYTES: Final = 64 * MIB
 """Columns in memory that make a row group, if BATCH_ROWS_MAX rows have fewer."""
+CLOSED_EARLY: Final = "files_closed_early", "Files that were completed before they were due, for a snapshot."
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +228,14 @@ class _Part:
             self._writer.write_table(pa.Table.from_batches(batches, schema))
         self._kept, self._kept_rows, self.kept_bytes = [], 0, 0
 
+    def kept_rows(self, schema: pa.Schema) -> bytes:
+        """All of its rows, none of which is in the file, as an Arrow stream in types that hold them."""
+        stream = io.BytesIO()
+        with pa.ipc.new_stream(stream, schema) as writer:
+            for batch in self._kept:
+                writer.write_batch(in_schema(batch, schema, WHERE))
+        return stream.getvalue()
+
     @property
     def has_types(self) -> bool:
         """Whether its first row group is written, in types that are those of all of its row groups."""
@@ -331,8 +350,19 @@ class FileSink(ChainedOperator):
         """Rows of complete parts."""
         self._finished = False
         self._opened = True
+        self._adopts = bool(self._files.adopted)
+        """Parts of earlier attempts are about to be listed, and have yet to get their names."""
         self._settle_earlier()
         self._schema = self._known or self._earlier_types()
+        if self._files.sink_state and not self._files.is_complete:
+            self._write_on(self._files.sink_state)
+
+    def _write_on(self, rows: bytes) -> None:
+        """Begin with the rows of the part that was open in the snapshot."""
+        with pa.ipc.open_stream(rows) as stream:
+            self._schema = stream.schema
+            for batch in stream:
+                self._keep(batch)
 
     # --- parts of earlier attempts ---------------------------------------------------------------
 
@@ -348,23 +378,39 @@ class FileSink(ChainedOperator):
                 yield hidden, int(found[1]), int(found[2])
 
     def _settle_earlier(self) -> None:
-        """Name what is listed of the parts that earlier attempts have left hidden, and remove the others."""
+        """Name what is listed of the parts that earlier attempts have left hidden, and remove the others, but
+        for those that are about to be listed."""
+        adopted = {(file.attempt, file.number) for file in self._files.adopted}
         for hidden, attempt, number in list(self._hidden_parts()):
             if attempt >= self.context.attempt:
                 continue
             if number < self._files.listed.get(attempt, 0):
                 _publish(hidden, self._directory / hidden.name.removeprefix(self._hidden_prefix()))
-            else:
+            elif (attempt, number) not in adopted:
                 hidden.unlink(missing_ok=True)
+
+    def _name_adopted(self) -> None:
+        if self._has_adopted():
+            self._adopts = False
+            self._settle_earlier()
+
+    def _has_adopted(self) -> bool:
+        """Whether all that it has adopted is listed, and not named so far."""
+        listed = self._files.listed
+        return self._adopts and all(file.number < listed.get(file.attempt, 0) for file in self._files.adopted)
 
     def _earlier_types(self) -> pa.Schema | None:
         """Those of the last part of earlier attempts, which the next parts hold too; None: there is none to
         be read."""
-        last = max((attempt for attempt, count in self._files.listed.items() if count), default=None)
-        if last is None:
+        counts = {attempt: count for attempt, count in self._files.listed.items() if count}
+        counts |= {file.attempt: file.number + 1 for file in self._files.adopted}
+        if not counts:
             return None
-        with suppress(OSError, pa.ArrowException):
-            return pq.read_schema(self._directory / self._part_name(last, self._files.listed[last] - 1))
+        last = max(counts)
+        name = self._part_name(last, counts[last] - 1)
+        for path in (self._directory / name, self._directory / f"{self._hidden_prefix()}{name}"):
+            with suppress(OSError, pa.ArrowException):
+                return pq.read_schema(path)
         return None
 
     def _part_name(self, attempt: int, number: int) -> str:
@@ -373,6 +419,8 @@ class FileSink(ChainedOperator):
     # --- writing ---------------------------------------------------------------------------------
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        if self._files.is_complete:
+            return
         payload = batch.payload
         if not isinstance(payload, list):
             columns = with_columns_of(payload, filed_types(payload.schema))
@@ -489,12 +537,13 @@ class FileSink(ChainedOperator):
     # --- clocks and ends -------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
-        if self._pending and self._named < self._files.acknowledged:
+        if (self._pending and self._named < self._files.acknowledged) or self._has_adopted():
             return 0.0
         return None if self._part is None else self._part.opened_at + self.roll.seconds
 
     def on_clock(self, now: float, emit: Emit) -> None:
         self._name_listed()
+        self._name_adopted()
         if self._part is not None and now >= self._part.opened_at + self.roll.seconds:
             self._complete()
 
@@ -505,6 +554,27 @@ class FileSink(ChainedOperator):
         self._files.wait()
         self._name_listed()
 
+    def defers_snapshot(self, *, urgent: bool) -> bool:
+        if self._part is None or urgent or self._is_in_memory(self._part):
+            return False
+        return self.context.now() < self._part.opened_at + FILE_SNAPSHOT_SECONDS_MAX
+
+    @staticmethod
+    def _is_in_memory(part: _Part) -> bool:
+        """Whether all rows of an open part are, and few enough for a snapshot."""
+        return not part.has_types and part.kept_bytes <= FILE_SNAPSHOT_BYTES_MAX
+
+    def before_snapshot(self, emit: Emit) -> None:
+        part, self._files.sink_state = self._part, b""
+        if part is None:
+            return
+        if self._is_in_memory(part):
+            assert self._schema is not None
+            self._files.sink_state = part.kept_rows(self._schema)
+        else:
+            self.context.metrics.counter(*CLOSED_EARLY).add()
+            self._complete()
+
     def finish(self, emit: Emit) -> None:
         has_parts = self._part or self._pending or self._named or any(self._files.listed.values())
         if not has_parts and self._known is not None and self.context.index == 0:
@@ -512,7 +582,7 @@ class FileSink(ChainedOperator):
             self._part = self._begin()
         if self._part is not None:
             self._complete()
-        self._files.wait()
+        self._files.finish()
         self._name_listed()
         self._settle_earlier()
         self._finished = True

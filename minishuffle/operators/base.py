@@ -183,10 +183,18 @@ class CompleteFile:
     bytes: int
     checksum: str
     committable: Committable = b""
+    attempt: int = 0
+    """The attempt that made it, if it is not the one that reports it."""
+    is_last: bool = False
+    """No row of the subtask follows."""
 
 
 class OutputFiles(Protocol):
-    """The coordinator's manifest, as a file sink sees it."""
+    """The coordinator's manifest, as a sink sees it.
+
+    In a job that loses nothing files are *held*: one is reported once a snapshot of the task that was taken
+    behind its end is safe. Until then another attempt would write its rows again.
+    """
 
     listed: Mapping[int, int]
     """By earlier attempt of the subtask, how many of its files are in the manifest: the first ones."""
@@ -194,12 +202,24 @@ class OutputFiles(Protocol):
     """How many files of this attempt are: the first ones."""
     committable: Committable
     """What an earlier attempt of the subtask has prepared last, which may not be committed."""
+    held: bool
+    """Files are."""
+    adopted: Sequence[CompleteFile]
+    """Files of earlier attempts that were complete in the snapshot with which this one begins, and are
+    about to be listed."""
+    is_complete: bool
+    """An earlier attempt has had the last rows of the subtask listed: what comes again is not written."""
+    sink_state: bytes
+    """What else a snapshot has of the sink: given to this attempt, and then set before each snapshot."""
 
     def complete(self, file: CompleteFile) -> None:
         """Have a file listed; files are reported in the order of their numbers."""
 
     def wait(self) -> None:
-        """Wait until all that were reported are listed; raises TaskCancelled."""
+        """Have all that are complete reported, and wait until they are listed; raises TaskCancelled."""
+
+    def finish(self) -> None:
+        """The same behind the last row of the subtask."""
 
     def linger(self) -> None:
         """Wait for that even though the task was cancelled, for a moment at the most."""
@@ -227,6 +247,8 @@ class TaskContext:
     """Send rows or columns to the client (``collect`` sink)."""
     log: Callable[[str], None] = lambda line: None
     """Add a line to the job's log (``print`` sink)."""
+    settle: Callable[[], None] = lambda: None
+    """Wait until the coordinator has all rows that were collected; raises TaskCancelled."""
     wait_until: Callable[[Callable[[], bool]], None] = lambda ready: None
     """Wait, as for a consumer that takes nothing, until ``ready`` says so; raises TaskCancelled."""
     spool: Spool | None = None
@@ -275,8 +297,8 @@ class AsyncCalls(Protocol):
 
 
 class Operator(Protocol):
-    """One function of a chain. Called by one thread only, in the order open, (process, on_mark,
-    on_clock, on_barrier)*, finish, close. ``chained.ChainedOperator`` has the defaults."""
+    """One function of a chain. Called by one thread only, in the order open, (process, on_mark, on_clock,
+    on_barrier, before_snapshot)*, finish, close. ``chained.ChainedOperator`` has the defaults."""
 
     name: str
     id: str
@@ -312,6 +334,14 @@ class Operator(Protocol):
 
     def on_barrier(self, emit: Emit) -> None:
         """A barrier is passed on behind what is emitted now: calls that are under way end first."""
+
+    def defers_snapshot(self, *, urgent: bool) -> bool:
+        """Whether a snapshot of the task has to wait, since what was taken cannot be written down now; if it
+        is ``urgent``, since that cannot be helped."""
+
+    def before_snapshot(self, emit: Emit) -> None:
+        """A snapshot of the task is taken behind what is emitted now. By default as at a barrier; a sink has
+        what it has taken outside of the process then, or gives it to the snapshot."""
 
     def finish(self, emit: Emit) -> None:
         """Every input has ended; what was kept back may be emitted now."""

@@ -73,6 +73,12 @@ class ChainedOperator:
     def on_barrier(self, emit: Emit) -> None:
         """Nothing is under way."""
 
+    def defers_snapshot(self, *, urgent: bool) -> bool:
+        return False
+
+    def before_snapshot(self, emit: Emit) -> None:
+        self.on_barrier(emit)
+
     def finish(self, emit: Emit) -> None:
         """Nothing is kept back."""
 

@@ -293,6 +293,17 @@ class Chain:
             self._outlet.partitioners[edge].dealt = rows
         self._outlet.take(Watermark(snapshot.watermark))
 
+    def before_snapshot(self, check: Callable[[], None], *, urgent: bool) -> bool:
+        """Have all operators ready for a snapshot, which is taken behind what they emit now. False: one of
+        them has to write on first, and nothing was changed. ``urgent``: it closes what it writes, if that
+        helps. ``check`` raises if the task was cancelled meanwhile."""
+        if any(operator.defers_snapshot(urgent=urgent) for operator in self.operators):
+            return False
+        for operator, following in zip(self.operators, self._stages[1:], strict=True):
+            check()
+            operator.before_snapshot(following)
+        return True
+
     # --- clocks and end --------------------------------------------------------------------------
 
     def deadline(self) -> float | None:

@@ -141,6 +141,10 @@ class FileCompleted(ControlMessage):
     """SHA-256 of its bytes, in hexadecimal."""
     committable: _Committable = b""
     """In place of a file: what the sink commits."""
+    writer: int = 0
+    """The attempt that has written it, if this one has it from its snapshot: ``file`` is its number there."""
+    is_last: bool = False
+    """No row of the subtask follows: what its next attempt makes again is in listed files."""
 
 
 class Collected(ControlMessage):

@@ -307,7 +307,7 @@ class Worker:
         if isinstance(fact, SourcePositions):
             attempt.task.leases.acknowledge(durable=durable)
         else:
-            attempt.task.files.acknowledge()
+            attempt.task.files.acknowledge(fact.writer)
 
     def leave(self) -> None:
         """The process was sent SIGTERM: end once its tasks have moved elsewhere, or at once if there is no

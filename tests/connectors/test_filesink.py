@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import resource
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from minishuffle.connectors.filesink import FileSink, Roll
 from minishuffle.errors import CannotWrite, LocalProtocolError, ResourceExhausted, UsageError
 from minishuffle.exchange.batch import Batch
-from minishuffle.limits import BATCH_ROWS_MAX, MIB
+from minishuffle.limits import BATCH_ROWS_MAX, FILE_SNAPSHOT_BYTES_MAX, FILE_SNAPSHOT_SECONDS_MAX, MIB
 from minishuffle.operators.base import TaskContext
 from support.batches import as_batch
 from support.listing import Listing
@@ -442,3 +443,79 @@ def test_a_part_of_another_job_is_never_replaced(tmp_path: Path) -> None:
 def test_what_can_be_no_path_is_refused_before_the_job_starts(path: str, said: str) -> None:
     with pytest.raises(UsageError, match=f"cannot be the path of a directory .*{said}.*: give another"):
         FileSink(path, Roll(1.0, 10, MIB))
+
+
+# --- snapshots ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [[1, 2.5], [{"a": "x"}, {"a": None}], pa.record_batch({"a": pa.array(["x", "y"]).dictionary_encode()})],
+)
+def test_a_snapshot_takes_the_rows_of_an_open_part_along(batch: Any, tmp_path: Path) -> None:
+    schema = batch.schema if isinstance(batch, pa.RecordBatch) else None
+    made = FileSink(tmp_path, NEVER, schema)
+    first = opened(tmp_path, before := Listing(held=True), sink=made)
+    first.before_snapshot(nothing)
+    assert before.sink_state == b""
+    for _ in range(2):
+        first.process(as_batch(batch), 0, nothing)
+    assert not first.defers_snapshot(urgent=False)
+    first.before_snapshot(nothing)
+    assert first.context.counters.rows_filed == 4 and before.heard == []
+    second = opened(tmp_path, Listing(held=True, sink_state=before.sink_state), sink=made, attempt=3)
+    second.process(as_batch(batch), 0, nothing)
+    second.finish(nothing)
+    assert second.close() == {"files": 1, "rows": 6}
+    rows = rows_of(tmp_path)
+    assert rows == rows[:2] * 3 and len(rows) == 6
+
+
+def test_an_open_part_in_the_file_holds_snapshots_up_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = Listing(held=True)
+    sink = opened(tmp_path, listing)
+    large = pa.record_batch({"a": ["x" * (FILE_SNAPSHOT_BYTES_MAX + 1)]})
+    sink = opened(tmp_path, listing, sink=FileSink(tmp_path, NEVER, large.schema))
+    sink.process(Batch(large), 0, nothing)
+    assert sink.defers_snapshot(urgent=False) and not sink.defers_snapshot(urgent=True)
+    monkeypatch.setattr(Clock, "now", Clock.now + FILE_SNAPSHOT_SECONDS_MAX)
+    assert not sink.defers_snapshot(urgent=False)
+    sink.before_snapshot(nothing)
+    (file,) = listing.heard
+    assert (file.rows, listing.sink_state) == (1, b"")
+    (series,) = sink.context.metrics.series()
+    assert (series.name, series.value) == ("files_closed_early", 1.0)
+
+
+def test_parts_from_a_snapshot_get_their_names_once_they_are_listed(tmp_path: Path) -> None:
+    made = FileSink(tmp_path, Roll(seconds=1e9, rows=1, bytes=1 << 60))
+    first = opened(tmp_path, before := Listing(held=True, at_once=False), sink=made)
+    first.process(Batch([1.5, 2, 3]), 0, nothing)
+    first.close()
+    adopted = [replace(file, attempt=2) for file in before.heard[:2]]
+    second = opened(tmp_path, listing := Listing(held=True, adopted=adopted), sink=made, attempt=3)
+    assert (visible(tmp_path), second.deadline()) == ([], None)
+    assert len(list(tmp_path.iterdir())) == 2, "the third is removed"
+    listing.listed = {2: 2}
+    assert second.deadline() == 0.0
+    second.on_clock(0.0, nothing)
+    assert (rows_of(tmp_path), second.deadline()) == ([{"value": 1.5}, {"value": 2.0}], None)
+
+
+def test_rows_that_are_listed_are_not_written_again(tmp_path: Path) -> None:
+    made = FileSink(tmp_path, NEVER)
+    first = opened(tmp_path, Listing(held=True), sink=made)
+    first.process(Batch([1]), 0, nothing)
+    first.before_snapshot(nothing)
+    state = first.context.files
+    assert state is not None
+    first.finish(nothing)
+    first.close()
+    listing = Listing(held=True, listed={2: 1}, is_complete=True, sink_state=state.sink_state)
+    second = opened(tmp_path, listing, sink=made, attempt=3)
+    second.process(Batch([1]), 0, nothing)
+    second.finish(nothing)
+    assert (second.close(), listing.heard) == ({"files": 0, "rows": 0}, [])
+    assert rows_of(tmp_path) == [{"value": 1}]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from minishuffle.operators.base import CompleteFile
 
 __all__ = ["Listing"]
@@ -11,10 +13,20 @@ class Listing:
     """A coordinator that lists what it hears of, at once or when the test says so."""
 
     def __init__(
-        self, *, at_once: bool = True, listed: dict[int, int] | None = None, committable: bytes = b""
+        self,
+        *,
+        at_once: bool = True,
+        listed: dict[int, int] | None = None,
+        committable: bytes = b"",
+        held: bool = False,
+        adopted: Sequence[CompleteFile] = (),
+        is_complete: bool = False,
+        sink_state: bytes = b"",
     ) -> None:
         self.listed = listed or {}
         self.committable = committable
+        self.held, self.adopted, self.is_complete = held, adopted, is_complete
+        self.sink_state = sink_state
         self.acknowledged = 0
         self.heard: list[CompleteFile] = []
         self.lingered = 0
@@ -27,6 +39,11 @@ class Listing:
 
     def wait(self) -> None:
         self.acknowledged = len(self.heard)
+
+    def finish(self) -> None:
+        self.wait()
+        for file in self.adopted:
+            self.listed[file.attempt] = file.number + 1
 
     def linger(self) -> None:
         self.lingered += 1

@@ -96,7 +96,7 @@ class Site:
             case FileCompleted():
                 self.files.setdefault(fact.attempt, []).append(fact)
                 if self.acknowledges:
-                    there.task.files.acknowledge()
+                    there.task.files.acknowledge(fact.writer)
             case PartitionReadable(edge=edge):
                 self.readable.append((fact.attempt, edge))
 

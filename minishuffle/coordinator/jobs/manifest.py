@@ -7,6 +7,9 @@ attempt's files are listed in the order of their numbers, so their count identif
 A user's sink that commits in two phases reports what it has prepared in the same way, and commits that once
 it is listed. It prepares the next only then, so the last one of a subtask is all that the next attempt may
 have to commit again.
+
+In a job that loses nothing an attempt also reports files that an earlier one has written, which were complete
+in the snapshot with which it began. They count as that one's.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ class ManifestRecord(Record):
     counts: tuple[tuple[int, int, dict[int, int]], ...]
     lost: tuple[tuple[int, int, int], ...]
     committables: tuple[tuple[int, int, bytes], ...] = ()
+    complete: tuple[tuple[int, int], ...] = ()
+    """Subtasks whose last file is listed."""
 
 
 class Manifest:
@@ -56,14 +61,18 @@ class Manifest:
         """By subtask, the attempt that was lost before its files were seen to have their final names."""
         self._committables: dict[tuple[int, int], bytes] = {}
         """By subtask, what it has prepared last."""
+        self._complete: set[tuple[int, int]] = set()
+        """Subtasks whose last file is listed."""
 
     def add(self, file: FileCompleted) -> bool:
         """List a file; False, and nothing changes, if it is not the next one of its attempt."""
         operator, index = file.attempt.subtask.key
-        counts, attempt = self._counts.setdefault((operator, index), {}), file.attempt.attempt
+        counts, attempt = self._counts.setdefault((operator, index), {}), _writer(file)
         if file.file != counts.get(attempt, 0):
             return False
         counts[attempt] = file.file + 1
+        if file.is_last:
+            self._complete.add((operator, index))
         if file.committable:
             self._committables[operator, index] = file.committable
             return True
@@ -93,7 +102,7 @@ class Manifest:
 
     def lists(self, file: FileCompleted) -> bool:
         """Whether the file was listed, now or before."""
-        return file.file < self._counts.get(file.attempt.subtask.key, {}).get(file.attempt.attempt, 0)
+        return file.file < self._counts.get(file.attempt.subtask.key, {}).get(_writer(file), 0)
 
     def record(self) -> ManifestRecord:
         """For the journal: the counts, without the files."""
@@ -103,6 +112,7 @@ class Manifest:
             counts=tuple((*key, counts) for key, counts in self._counts.items()),
             lost=tuple((*key, attempt) for key, attempt in self._lost.items()),
             committables=tuple((*key, given) for key, given in self._committables.items()),
+            complete=tuple(self._complete),
         )
 
     def kept_above(self, number: int) -> list[tuple[int, ListedFile]]:
@@ -117,6 +127,7 @@ class Manifest:
         self._counts = {(operator, index): counts for operator, index, counts in record.counts}
         self._lost = {(operator, index): attempt for operator, index, attempt in record.lost}
         self._committables = {(operator, index): given for operator, index, given in record.committables}
+        self._complete = {(operator, index) for operator, index in record.complete}
 
     def counts(self, operator: int, index: int) -> dict[int, int]:
         """The number of listed files of a subtask, by attempt."""
@@ -125,6 +136,10 @@ class Manifest:
     def committable(self, operator: int, index: int) -> bytes:
         """The commit that a subtask has prepared last; empty: none."""
         return self._committables.get((operator, index), b"")
+
+    def is_complete(self, operator: int, index: int) -> bool:
+        """Whether the last file of a subtask is listed."""
+        return (operator, index) in self._complete
 
     def _is_named(self, file: ListedFile) -> bool:
         lost = self._lost.get((file.operator, file.index))
@@ -137,3 +152,8 @@ class Manifest:
         found = [self._kept[at] for at in range(first, min(first + REPLY_FILES_MAX, len(self._kept)))]
         found = [file.model_copy(update={"named": self._is_named(file)}) for file in found]
         return JobFiles(files=found, next=dropped + first + len(found))
+
+
+def _writer(file: FileCompleted) -> int:
+    """The attempt that has written it."""
+    return file.writer or file.attempt.attempt

@@ -22,6 +22,7 @@ class Resumption(NamedTuple):
     files: Mapping[int, int] = MappingProxyType({})
     first_row: int = 0
     committable: bytes = b""
+    files_complete: bool = False
     state_worker: int = 0
     state_attempt: int = 0
     restoration: Restoration | None = None

@@ -163,7 +163,12 @@ class JobProgress:
             resumption = resumption._replace(positions_age=0.0)
         self.books.close(task, self._subtasks.values())
         files, committable = self.manifest.counts(*key), self.manifest.committable(*key)
-        return resumption._replace(files=files, committable=committable, first_row=task.rows_kept)
+        return resumption._replace(
+            files=files,
+            committable=committable,
+            files_complete=self.manifest.is_complete(*key),
+            first_row=task.rows_kept,
+        )
 
     def repeats_rows(self, operator: int) -> bool:
         """Whether all rows of a subtask come again when it restarts."""

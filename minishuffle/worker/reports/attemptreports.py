@@ -6,8 +6,9 @@ Facts are sent in the order in which they occurred. Facts of one turn of the loo
 ==============================  ======================================================================
 fact                            when it is sent, and with which others
 ==============================  ======================================================================
-rows, a completed file          alone: rows are not kept for a journal that cannot be written, and the
-                                coordinator may refuse a single file
+rows                            alone: they are not kept for a journal that cannot be written
+completed files                 with others of their attempt: the coordinator refuses all or none of them, and
+                                lists them at once
 a task stands at a barrier      with others of its kind, and once: heartbeats repeat it
 ends read                       together, ENDS_WAIT_SECONDS after the first of them; not at all if the
                                 attempt itself ends within this time, since its end implies them
@@ -263,8 +264,11 @@ class AttemptReports:
 
 def _go_together(facts: list[Fact], fact: Fact) -> bool:
     """Whether a fact goes with those that are due."""
-    alone = isinstance(fact, Collected | FileCompleted) or isinstance(facts[0], Collected | FileCompleted)
-    alike = isinstance(fact, TaskStands) == isinstance(facts[0], TaskStands)
+    first = facts[0]
+    alone = isinstance(fact, Collected) or isinstance(first, Collected)
+    alike = isinstance(fact, TaskStands) == isinstance(first, TaskStands)
+    if isinstance(fact, FileCompleted) or isinstance(first, FileCompleted):
+        alike = isinstance(fact, type(first)) and fact.attempt == first.attempt
     if alone or not alike or len(facts) >= FACTS_MAX:
         return False
     return _size(fact) + sum(map(_size, facts)) <= limits.GATHERED_BYTES

@@ -230,7 +230,16 @@ class Attempt:
 
     def _file_reports(self) -> FileReports:
         report = partial(_report_file, self._services.fact, self.id)
-        return FileReports(self.paths, report, self.spec.files, self.spec.committable)
+        spec = self.spec
+        return FileReports(
+            self.paths,
+            report,
+            spec.files,
+            spec.committable,
+            attempt=spec.attempt,
+            held=self.settings.is_guaranteed,
+            is_complete=spec.files_complete,
+        )
 
     def _source_leases(self) -> SourceLeases:
         restarts = self.settings.restart_strategy != "none"
@@ -687,6 +696,8 @@ def _report_file(report: Callable[[Fact], None], attempt: AttemptId, file: Compl
             bytes=file.bytes,
             checksum=file.checksum,
             committable=file.committable,
+            writer=file.attempt,
+            is_last=file.is_last,
         )
     )
 

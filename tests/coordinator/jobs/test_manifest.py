@@ -47,6 +47,27 @@ def test_files_of_an_attempt_are_listed_once_and_in_order() -> None:
     assert [file.rows for file in manifest.after(1).files] == [5, 7, 1]
 
 
+def test_a_file_from_a_snapshot_counts_as_that_of_the_attempt_that_wrote_it() -> None:
+    manifest = Manifest()
+    assert manifest.add(completed(0))
+    first, second = (completed(n, attempt=3).model_copy(update={"writer": 1}) for n in (0, 1))
+    assert not manifest.add(first) and manifest.lists(first), "it was listed before"
+    assert not manifest.lists(second)
+    assert manifest.add(second) and manifest.lists(second)
+    assert manifest.counts(1, 0) == {1: 2}
+    assert [file.attempt for file in manifest.after(0).files] == [1, 1]
+
+
+def test_the_last_file_of_a_subtask_is_known_to_the_next_attempt() -> None:
+    manifest = Manifest()
+    assert manifest.add(completed(0)) and not manifest.is_complete(1, 0)
+    assert manifest.add(completed(1).model_copy(update={"is_last": True}))
+    recalled = Manifest()
+    recalled.recall(manifest.record(), [])
+    for each in (manifest, recalled):
+        assert each.is_complete(1, 0) and not each.is_complete(1, 1)
+
+
 def test_what_a_sink_has_prepared_is_no_file_and_known_to_the_next_attempt() -> None:
     manifest = Manifest()
     for number in range(2):

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import random
 import threading
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
+import pytest
 
 from minishuffle.api.stream import Stream
+from minishuffle.connectors import filesink
+from minishuffle.connectors.filesink import FileSink, Roll
+from minishuffle.coordinator.jobs.manifest import Manifest
 from minishuffle.exchange.rows import unpack_result
 from minishuffle.operators.base import CompleteFile, TaskContext
 from minishuffle.plan.planner import compile_job
+from minishuffle.wire.reports import FileCompleted
+from minishuffle.worker.reports.attemptreports import AttemptReports
 from minishuffle.worker.reports.filereports import FileReports
 from minishuffle.worker.state import StartTask
 from support.attempts import attempt
+from support.batches import as_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,3 +128,214 @@ async def test_rows_that_a_sink_had_taken_are_not_of_the_batch_that_failed(
     assert outcome.state == "failed"
     counters = site.deployment.attempts[SINK].task.read_counters()
     assert counters.rows_filed + counters.rows_dropped.get("failed_batch", 0) == 4
+
+
+# --- files that wait for snapshots ----------------------------------------------------------------------
+
+
+def held_reports(
+    paths: Any, heard: list[CompleteFile], listed: dict[int, int] | None = None, *, number: int = 2
+) -> FileReports:
+    return FileReports(paths, heard.append, listed or {}, attempt=number, held=True)
+
+
+def test_a_held_file_is_reported_once_a_snapshot_behind_it_is_safe(
+    turns: Turns, paths_of: Callable[..., TaskPaths]
+) -> None:
+    heard: list[CompleteFile] = []
+    reports = held_reports(paths_of(), heard)
+    assert reports.snapshot(1) == b""
+    reports.complete(complete(0))
+    first = reports.snapshot(2)
+    reports.complete(complete(1))
+    turns.turn()
+    reports.safe(1)
+    assert heard == []
+    reports.safe(2)
+    reports.safe(2)
+    assert heard == [complete(0)]
+    reports.acknowledge()
+    reports.sink_state = b"rows"
+    second = reports.snapshot(3)
+    third = held_reports(paths_of(), later := [], {2: 1}, number=3)
+    third.restore(second)
+    assert [(file.attempt, file.number) for file in third.adopted] == [(2, 1)]
+    assert third.sink_state == b"rows"
+    turns.turn()
+    assert later == [CompleteFile(1, "/out/1", 1, 2, "ab", attempt=2)]
+    again = third.snapshot(1)
+    third.acknowledge(2)
+    assert third.listed == {2: 2}
+    assert len(third.snapshot(2)) < len(again)
+    fourth = held_reports(paths_of(), known := [], {2: 1})
+    fourth.restore(first)
+    turns.turn()
+    assert known == [], "it is listed already"
+    assert [(file.attempt, file.number) for file in fourth.adopted] == [(2, 0)]
+
+
+class Calls:
+    """The paths of a task whose loop has its turns while the task waits."""
+
+    def __init__(self, turn: Callable[[], None]) -> None:
+        self.posted: deque[tuple[Any, ...]] = deque()
+        self.bell = self
+        self._turn = turn
+
+    def ring(self) -> None: ...
+
+    def post(self, call: Callable[..., None], *args: Any) -> None:
+        self.posted.append((call, *args))
+
+    def run_posted(self) -> None:
+        while self.posted:
+            call, *args = self.posted.popleft()
+            call(*args)
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        for _ in range(10):
+            if ready():
+                return
+            self._turn()
+        raise AssertionError("it waits for nothing")
+
+    def linger(self, ready: Callable[[], bool], seconds: float) -> None: ...
+
+
+def test_the_end_reports_what_is_held_and_names_the_last() -> None:
+    heard: list[CompleteFile] = []
+
+    def turn() -> None:
+        paths.run_posted()
+        if reports.acknowledged < len(heard):
+            reports.acknowledge()
+
+    paths = Calls(turn)
+    reports = held_reports(paths, heard)
+    reports.complete(complete(0))
+    reports.complete(complete(1))
+    reports.linger()
+    reports.finish()
+    assert [(file.number, file.is_last) for file in heard] == [(0, False), (1, True)]
+    assert reports.acknowledged == 2
+
+
+class SinkRestarts:
+    """A subtask that writes 0, 1, … into files, and whose worker dies between any two steps; with its
+    coordinator and the holder of its snapshots."""
+
+    ROWS = 60
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.manifest = Manifest()
+        self.path, self.made = path, FileSink(path, Roll(seconds=1e9, rows=7, bytes=1 << 40))
+        self.attempt = 0
+        self.deaths = 0
+        self.kept: dict[int, tuple[int, bytes]] = {}
+        """Snapshots at the holder: how many rows were taken, and what is pending."""
+        self.number = 0
+        self.begin()
+
+    def begin(self) -> None:
+        self.attempt += 1
+        oldest = min(self.kept, default=0)
+        self.kept = {each: snapshot for each, snapshot in self.kept.items() if each == oldest}
+        self.taken, pending = self.kept.get(oldest, (0, b""))
+        self.safe_at: deque[int] = deque()
+        self.sent = AttemptReports()
+        self.paths = Calls(self.turn)
+        self.files = FileReports(
+            self.paths,  # type: ignore[arg-type]
+            self.report,
+            self.manifest.counts(0, 0),
+            attempt=self.attempt,
+            held=True,
+            is_complete=self.manifest.is_complete(0, 0),
+        )
+        self.files.restore(pending)
+        self.sink: FileSink = FileSink.__new__(FileSink)
+        self.sink.__dict__.update(self.made.__dict__)
+        self.sink.open(TaskContext("j1", "task", 0, 1, self.attempt, files=self.files))
+
+    def report(self, file: CompleteFile) -> None:
+        fact = FileCompleted(
+            attempt=attempt(0, 0, self.attempt),
+            file=file.number,
+            path=file.path,
+            rows=file.rows,
+            bytes=file.bytes,
+            checksum=file.checksum,
+            writer=file.attempt,
+            is_last=file.is_last,
+        )
+        self.sent.add(fact, 1.0)
+
+    def turn(self) -> None:
+        """The loop has a turn, and the coordinator answers one report."""
+        self.paths.run_posted()
+        if (report := self.sent.take(1, 1.0)) is not None:
+            for fact in report.facts:
+                assert isinstance(fact, FileCompleted)
+                self.manifest.add(fact)
+                assert self.manifest.lists(fact)
+            for applied in self.sent.acknowledge(report.number):
+                assert isinstance(applied, FileCompleted)
+                self.files.acknowledge(applied.writer)
+
+    def snapshot(self) -> None:
+        """It is at the holder at once, and the only one there; the task hears of that later."""
+        if not self.sink.defers_snapshot(urgent=self.random.random() < 0.3):
+            self.sink.before_snapshot(nothing)
+            self.number += 1
+            pending = self.files.snapshot(self.number)
+            if self.random.random() < 0.8:
+                self.kept = {self.number: (self.taken, pending)}
+                self.safe_at.append(self.number)
+
+    def hear(self) -> None:
+        if self.safe_at:
+            self.files.safe(self.safe_at.popleft())
+
+    def write(self) -> None:
+        rows = range(self.taken, min(self.ROWS, self.taken + self.random.randint(1, 5)))
+        self.taken = rows.stop
+        self.sink.process(as_batch(list(rows)), 0, nothing)
+        if self.sink.deadline() == 0.0:
+            self.sink.on_clock(0.0, nothing)
+
+    def die(self) -> None:
+        """Some of what was sent arrives all the same."""
+        for _ in range(self.random.randint(0, 2)):
+            self.turn()
+        self.deaths += 1
+        self.begin()
+
+    def run(self) -> None:
+        steps = [self.write] * 4 + [self.snapshot] * 2 + [self.hear] * 2 + [self.turn] * 2 + [self.die]
+        while True:
+            self.random.choice(steps)()
+            if self.taken == self.ROWS:
+                self.sink.finish(nothing)
+                self.sink.close()
+                if self.random.random() < 0.7:
+                    return
+                self.die()
+
+
+def nothing(batch: Any) -> None:
+    raise AssertionError(f"a sink emits nothing, and not {batch!r}")
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rows_are_in_listed_files_once_whenever_their_worker_dies(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filesink, "BATCH_ROWS_MAX", 3)
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    job = SinkRestarts(tmp_path, seed)
+    job.run()
+    listed = job.manifest.after(0).files
+    assert {Path(file.path) for file in listed} == set(tmp_path.iterdir()), "no other, and none hidden"
+    rows = [row for file in listed for row in pq.read_table(file.path)["value"].to_pylist()]
+    assert sorted(rows) == list(range(job.ROWS))
