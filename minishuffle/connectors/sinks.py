@@ -5,9 +5,12 @@ The one that writes files is in :mod:`~minishuffle.connectors.filesink`.
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import astuple, replace
 from inspect import iscoroutinefunction, isgeneratorfunction
 from typing import Any, Protocol, runtime_checkable
 
+import msgpack
 import pyarrow as pa
 
 from minishuffle.errors import LocalProtocolError, UsageError, WrongResult
@@ -37,6 +40,12 @@ class Sink(Protocol):
     seen. Nothing more is prepared before that. It may be called again with the same bytes, also in the next
     attempt, behind its ``open``: it must do no harm then. What was prepared and never committed, by an
     attempt that the coordinator takes for dead, or that failed before, is to be removed outside.
+
+    In a job that loses nothing it is flushed before each snapshot of its task, and prepares then alone, once
+    more also while earlier bytes wait for their commit: they are committed, in order, once the snapshot is
+    safe. Rows that an attempt has flushed come again if it dies before that, and what it has prepared and no
+    safe snapshot has is never committed. One that keeps rows in the process (without any of ``flush``,
+    ``prepare`` and ``result_only`` = False) is refused there.
 
     What it has taken, and not flushed (not prepared), counts as lost (``sink_unfinished``) if its attempt
     fails, since rows that wait in memory are lost then, and so is the result. Optional attribute:
@@ -74,6 +83,9 @@ class CollectSink(ChainedOperator):
         self._schema = schema
         self._sent = False
 
+    def before_snapshot(self, emit: Emit) -> None:
+        self.context.settle()
+
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         self._sent = True
         self.context.collect(
@@ -94,10 +106,16 @@ class CountSink(ChainedOperator):
     def open(self, context: TaskContext) -> None:
         super().open(context)
         self._count = 0
+        if context.files is not None and context.files.sink_state:
+            self._count = int(context.files.sink_state)
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         self._count += len(batch.payload)
         self.context.counters.note_filed(len(batch.payload))
+
+    def before_snapshot(self, emit: Emit) -> None:
+        if self.context.files is not None:
+            self.context.files.sink_state = b"%d" % self._count
 
     def close(self) -> int:
         self.context.counters.note_in_result(self._count)
@@ -114,6 +132,9 @@ class PrintSink(ChainedOperator):
         log = self.context.log
         for row in rows_of(batch):
             log(repr(row))
+
+    def before_snapshot(self, emit: Emit) -> None:
+        self.context.settle()
 
 
 class UserSink(ChainedOperator):
@@ -150,11 +171,21 @@ class UserSink(ChainedOperator):
         """None: nothing was written since the last call."""
         self._prepared = 0
         """How many times."""
-        self._pending = b""
+        self._pending: deque[CompleteFile] = deque()
         """What was prepared and is not committed."""
+        self._is_held = False
+        """It prepares for snapshots."""
 
     def open(self, context: TaskContext) -> None:
         super().open(context)
+        self._is_result_only = self._commits or bool(getattr(self.sink, "result_only", True))
+        self._is_held = context.files is not None and context.files.held
+        if self._is_held and self._is_result_only and not (self._flushes or self._commits):
+            raise UsageError(
+                f"{self.name} keeps the rows that it takes in the process, and its job is to lose none: give "
+                "it flush(), or prepare() and commit(prepared), or result_only = False if they are outside "
+                "once write returns"
+            )
         self._opened = True
         self.sink.open(context)
         if self._commits:
@@ -163,9 +194,13 @@ class UserSink(ChainedOperator):
             self._files: OutputFiles = context.files
             if self._files.committable:
                 self.sink.commit(self._files.committable)
-        self._is_result_only = self._commits or bool(getattr(self.sink, "result_only", True))
+            if self._files.sink_state:
+                before = msgpack.unpackb(self._files.sink_state)
+                self._pending.extend(CompleteFile(*prepared) for prepared in before)
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        if self._commits and self._files.is_complete:
+            return
         if (self._flushes or self._commits) and self._flush_at is None:
             self._flush_at = self.context.now() + SINK_FLUSH_SECONDS
         self.sink.write(batch.payload)
@@ -175,30 +210,43 @@ class UserSink(ChainedOperator):
 
     def deadline(self) -> float | None:
         if self._pending:
-            return 0.0 if self._files.acknowledged >= self._prepared else None
-        return self._flush_at
+            return 0.0 if self._is_listed(self._pending[0]) else None
+        return None if self._is_held and self._commits else self._flush_at
 
     def on_clock(self, now: float, emit: Emit) -> None:
         self._commit_listed()
-        if self._flush_at is not None and now >= self._flush_at:
+        if self._is_held and self._commits:
+            return
+        if self._flush_at is not None and now >= self._flush_at and not self._pending:
             self._flush()
 
+    def before_snapshot(self, emit: Emit) -> None:
+        self._commit_listed()
+        self._flush()
+        if self._pending:
+            own = self.context.attempt
+            pending = [astuple(replace(each, attempt=each.attempt or own)) for each in self._pending]
+            self._files.sink_state = msgpack.packb(pending)
+        elif self._commits:
+            self._files.sink_state = b""
+
     def on_barrier(self, emit: Emit) -> None:
-        self._settle()
-
-    def finish(self, emit: Emit) -> None:
-        self._settle()
-
-    def _settle(self) -> None:
-        """Have all that was written put outside, and committed."""
         self._commit()
         self._flush()
         self._commit()
 
+    def finish(self, emit: Emit) -> None:
+        """Have all that was written put outside, and committed."""
+        if not self._is_held:
+            self._commit()
+        self._flush()
+        if self._pending:
+            self._files.finish()
+            self._commit_listed()
+
     def _flush(self) -> None:
-        """Have what was written since the last call put outside, or prepared; not before the last is
-        committed."""
-        if self._flush_at is None or self._pending:
+        """Have what was written since the last call put outside, or prepared."""
+        if self._flush_at is None:
             return
         self._flush_at = None
         if self._flushes:
@@ -216,9 +264,15 @@ class UserSink(ChainedOperator):
                 f"{self.name}.prepare gives {given!r:.80}: give 1 to {COMMITTABLE_BYTES_MAX} bytes that say "
                 "what is to be committed"
             )
-        self._pending = given
-        self._files.complete(CompleteFile(self._prepared, "", self._rows, 0, "", given))
+        prepared = CompleteFile(self._prepared, "", self._rows, 0, "", given)
         self._prepared += 1
+        self._pending.append(prepared)
+        self._files.complete(prepared)
+
+    def _is_listed(self, prepared: CompleteFile) -> bool:
+        """Whether the coordinator has it."""
+        listed, attempt = self._files.listed, prepared.attempt
+        return prepared.number < (listed.get(attempt, 0) if attempt else self._files.acknowledged)
 
     def _commit(self) -> None:
         """Wait until the coordinator has what was prepared, and commit it."""
@@ -227,9 +281,8 @@ class UserSink(ChainedOperator):
             self._commit_listed()
 
     def _commit_listed(self) -> None:
-        if self._pending and self._files.acknowledged >= self._prepared:
-            pending, self._pending = self._pending, b""
-            self.sink.commit(pending)
+        while self._pending and self._is_listed(self._pending[0]):
+            self.sink.commit(self._pending.popleft().committable)
 
     def close(self) -> Any:
         """After a failure or a cancel, what the coordinator has is still committed."""

@@ -248,3 +248,72 @@ def test_rows_that_the_result_alone_has_are_counted_as_such(sink: Any, rows: int
     assert (counters.rows_filed, counters.rows_in_result) == (rows, 0)
     sink.close()
     assert counters.rows_in_result == rows
+
+
+# --- snapshots ------------------------------------------------------------------------------------------
+
+
+def test_a_sink_prepares_for_each_snapshot_and_commits_in_order() -> None:
+    listing = Listing(at_once=False, held=True)
+    sink = committing(listing)
+    sink.process(Batch([1, 2]), 0, nothing)
+    assert sink.deadline() is None, "snapshots come often enough"
+    sink.on_clock(9.0, nothing)
+    assert listing.heard == []
+    for batch in ([], [3], [4]):
+        if batch:
+            sink.process(Batch(batch), 0, nothing)
+        assert not sink.defers_snapshot(urgent=False)
+        sink.before_snapshot(nothing)
+    assert [file.committable for file in listing.heard] == [b"2", b"3", b"4"]
+    listing.acknowledged = 1
+    assert sink.deadline() == 0.0
+    sink.on_clock(9.0, nothing)
+    assert sink.sink.seen[-1] == b"2" and sink.deadline() is None
+    sink.before_snapshot(nothing)
+    again = committing(listing := Listing(held=True, listed={2: 2}, sink_state=listing.sink_state))
+    assert again.deadline() == 0.0
+    again.on_clock(9.0, nothing)
+    assert again.sink.seen[-1] == b"3", "it is listed, and may not be committed"
+    listing.listed = {2: 3}
+    again.before_snapshot(nothing)
+    assert again.sink.seen[-1] == b"4" and listing.sink_state == b""
+
+
+def test_the_end_of_a_sink_commits_what_snapshots_have_prepared() -> None:
+    listing = Listing(at_once=False, held=True)
+    sink = committing(listing)
+    sink.process(Batch([1]), 0, nothing)
+    sink.before_snapshot(nothing)
+    sink.process(Batch([2]), 0, nothing)
+    sink.finish(nothing)
+    assert [each for each in sink.close() if isinstance(each, bytes)] == [b"1", b"2"]
+    done = committing(Listing(held=True, is_complete=True, committable=b"2"))
+    done.process(Batch([2]), 0, nothing)
+    done.finish(nothing)
+    assert done.close()[-1] == b"2", "and nothing is prepared again"
+
+
+def test_a_sink_that_keeps_rows_in_its_process_can_lose_some() -> None:
+    context = TaskContext("job", "task", 3, 4, 1, files=Listing(held=True))
+    with pytest.raises(UsageError, match=r"Remembering keeps the rows .* result_only = False"):
+        UserSink(Remembering()).open(context)
+    outside = Remembering()
+    outside.result_only = False  # type: ignore[attr-defined]
+    UserSink(outside).open(context)
+    flushing = UserSink(Flushing())
+    flushing.open(context)
+    flushing.process(Batch([1]), 0, nothing)
+    assert flushing.deadline() is not None
+    flushing.before_snapshot(nothing)
+    assert flushing.sink.seen[-1] == "flush"
+
+
+def test_a_count_goes_on_from_its_snapshot() -> None:
+    first, second = CountSink(), CountSink()
+    first.open(TaskContext("job", "task", 0, 1, 1, files=(listing := Listing(held=True))))
+    first.process(Batch([1, 2]), 0, nothing)
+    first.before_snapshot(nothing)
+    second.open(TaskContext("job", "task", 0, 1, 2, files=listing))
+    second.process(Batch([3]), 0, nothing)
+    assert second.close() == 3
