@@ -9,6 +9,7 @@ came twice; it shares no code with what the runtime counts.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import socket
@@ -39,9 +40,11 @@ from minishuffle.ids import Address
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.local import LocalCluster
 from minishuffle.operators.base import TaskContext
+from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.requests import JobInfo, TaskInfo
 
 __all__ = [
+    "OutputAudit",
     "Gap",
     "HEADLESS_PHASES",
     "KEYED",
@@ -51,6 +54,7 @@ __all__ = [
     "NumberedRun",
     "PARALLELISM",
     "WORKERS",
+    "asked_in",
     "connections_to",
     "cut_connections",
     "longest_gaps",
@@ -69,6 +73,9 @@ FLUSH_NANOSECONDS: Final = 20_000_000
 """Between two times at which the log is written to its file."""
 ENTRY: Final = np.dtype([("number", "<i8"), ("time", "<i8")])
 """One record in the log's file: its number, and when it came, in monotonic nanoseconds."""
+STEP_NANOSECONDS: Final = 50_000_000
+CALM_STEPS: Final = 4
+LATER_MAX: Final = 1.1
 PIDFD_GETFD: Final = 438
 """A system call of Linux from 5.6 on, on every processor."""
 WORKERS: Final = 4
@@ -111,12 +118,16 @@ class Numbered:
 
 
 class Log:
-    """Sink that appends an :data:`ENTRY` for each record to the file ``path``, to be read at any time."""
+    """Sink that appends an :data:`ENTRY` for each record to the file ``path``, to be read at any time.
+
+    Args:
+        held: nanoseconds for which entries may be kept in memory; 0: each is in the file when written.
+    """
 
     result_only = False
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, held: int = FLUSH_NANOSECONDS) -> None:
+        self._path, self._held = path, held
 
     def open(self, context: TaskContext) -> None:
         self._file: BinaryIO = Path(self._path).open("ab")  # noqa: SIM115
@@ -128,7 +139,7 @@ class Log:
         entries["number"] = [number for _, number in batch]
         entries["time"] = now = time.monotonic_ns()
         self._file.write(entries.tobytes())
-        if now - self._flushed >= FLUSH_NANOSECONDS:
+        if now - self._flushed >= self._held:
             self._file.flush()
             self._flushed = now
 
@@ -136,17 +147,24 @@ class Log:
         self._file.close()
 
 
-def keyed_subtasks() -> Vector:
-    """The keyed subtask of each key."""
-    found: Vector = np.asarray(destination(hash_rows(list(range(KEYS))), PARALLELISM), np.int64)
+def keyed_subtasks(parallelism: int) -> Vector:
+    """The keyed subtask of each key, of so many."""
+    found: Vector = np.asarray(destination(hash_rows(list(range(KEYS))), parallelism), np.int64)
     return found
 
 
 def numbered_job(rate: float, directory: str) -> Stream[Any]:
-    """The job. A keyed subtask ``n`` raises once the file ``fail-n`` is in the directory, which becomes
-    ``failed-n``, and cuts its process's connections to the address (HOST:PORT) in the file ``cut-n``, which
-    becomes ``done-n``."""
-    subtask_of = keyed_subtasks().tolist()
+    """The job; its keyed subtasks do what :func:`asked_in` says."""
+    source = Numbered(rate, f"{directory}/stop", f"{directory}/begin")
+    keyed = Stream.source(source).parallel(1).key_by(lambda row: row[0])
+    return keyed.process(asked_in(directory, PARALLELISM)).to(Log(f"{directory}/log")).parallel(1)
+
+
+def asked_in(directory: str, parallelism: int) -> Callable[[Any, Any], list[Any]]:
+    """What keyed subtasks call with each record, which they pass on. Subtask ``n`` raises once the file
+    ``fail-n`` is in the directory, which becomes ``failed-n``, and cuts its process's connections to the
+    address (HOST:PORT) in the file ``cut-n``, which becomes ``done-n``."""
+    subtask_of = keyed_subtasks(parallelism).tolist()
 
     def pass_on(row: Any, context: Any) -> list[Any]:
         key, number = row
@@ -161,9 +179,7 @@ def numbered_job(rate: float, directory: str) -> Stream[Any]:
                 os.rename(wanted, f"{directory}/done-{subtask}")
         return [row]
 
-    source = Numbered(rate, f"{directory}/stop", f"{directory}/begin")
-    keyed = Stream.source(source).parallel(1).key_by(lambda row: row[0]).process(pass_on)
-    return keyed.to(Log(f"{directory}/log")).parallel(1)
+    return pass_on
 
 
 def cut_connections(peer: Address, process: int | None = None) -> int:
@@ -242,9 +258,17 @@ class InjectedFailure(Exception):
 # --- while it runs --------------------------------------------------------------------------------
 
 
+class OutputAudit(NamedTuple):
+    """Records: missing from the output; in it more than once; and where they do not belong."""
+
+    lost: int
+    again: int
+    wrong: int
+
+
 class NumberedRun:
     """A numbered job on a cluster of its own; its :class:`~minishuffle.bench.failures.FailureCauses` number
-    keyed subtasks. That of source and collector is never the victim.
+    keyed subtasks. The worker of source and collector is never the victim.
 
     Args:
         name: of the job.
@@ -252,6 +276,8 @@ class NumberedRun:
         directory: of its files.
         choose: one of so many victims, by number.
     """
+
+    parallelism = PARALLELISM
 
     def __init__(
         self,
@@ -262,13 +288,23 @@ class NumberedRun:
         *,
         standby: int,
         choose: Callable[[int], int],
+        settings: JobSettings | None = None,
     ) -> None:
-        self.handle = cluster.submit(numbered_job(rate, directory), name=name, parallelism=PARALLELISM)
+        self._cluster, self._directory = cluster, Path(directory)
+        self._rate, self._choose = rate, choose
+        self.handle = cluster.submit(
+            self._job(), name=name, parallelism=self.parallelism, settings=settings or JobSettings()
+        )
         self.failures = FailureSeries(
             cluster.client, self.handle.id, self, workers=lambda: len(cluster.workers), standby=standby
         )
-        self._cluster, self._directory = cluster, Path(directory)
-        self._rate, self._choose = rate, choose
+
+    def _job(self) -> Stream[Any]:
+        return numbered_job(self._rate, str(self._directory))
+
+    def _spared(self, tasks: Iterable[TaskInfo]) -> int:
+        """The worker that is never the victim; 0: there is none."""
+        return next(task.worker for task in tasks if not task.name.startswith(KEYED))
 
     def wait_for_reports(self, since: int) -> JobInfo:
         """Until every worker has said what it counts, later than that monotonic nanosecond.
@@ -293,14 +329,20 @@ class NumberedRun:
         """
 
         def look() -> bool:
-            return all(task.counters.records_out for task in self.handle.info().tasks if task.name == KEYED)
+            return all(task.counters.records_in for task in keyed_tasks(self.handle.info().tasks).values())
 
         wait_for(look, lambda limit: f"the job has had no output within {limit}")
 
     def output(self, stalls: Sequence[Span] = ()) -> NumberedOutput:
         """What has been logged so far."""
         begin = int((self._directory / "begin").read_text())
-        return NumberedOutput(str(self._directory / "log"), begin, self._rate, stalls)
+        path = str(self._directory / "log")
+        return NumberedOutput(path, begin, self._rate, stalls, parallelism=self.parallelism)
+
+    def audit(self, count: int) -> OutputAudit:
+        """What its log has of the first ``count`` records."""
+        output = self.output()
+        return OutputAudit(output.missing(count), output.duplicated, 0)
 
     def rss_bytes(self) -> int:
         """Resident bytes of all workers."""
@@ -313,10 +355,14 @@ class NumberedRun:
             ShuffleError: it ended in another way than it should.
         """
         (self._directory / "stop").touch()
+        info = self._wait_for_end()
+        return info, sum(task.counters.records_out for task in info.tasks if task.name == "Numbered")
+
+    def _wait_for_end(self) -> JobInfo:
         info = self.handle.wait_until_over(RECOVERY_SECONDS_MAX)
         if info.state not in ("finished", "finished_with_loss"):
             raise ShuffleError(f"the job ended as {info.state}")
-        return info, sum(task.counters.records_out for task in info.tasks if task.name == "Numbered")
+        return info
 
     # --- failures --------------------------------------------------------------------------------
 
@@ -329,22 +375,22 @@ class NumberedRun:
         """
         if kind == "coordinator":
             return self._lose_coordinator(before)
-        keyed = {task.index: task for task in before.tasks if task.name == KEYED}
-        worker = 0
+        keyed = keyed_tasks(before.tasks)
         if kind == "task":
-            victims = frozenset([self._choose(PARALLELISM)])
-            at = self._ask_task("fail", "failed", min(victims))
-        else:
-            home = next(task.worker for task in before.tasks if task.name != KEYED)
-            workers = sorted({task.worker for task in keyed.values()} - {home})
-            worker = workers[self._choose(len(workers))]
-            victims = frozenset(index for index, task in keyed.items() if task.worker == worker)
-            at = self._cut(keyed, home, worker) if kind == "link" else self._fail_worker(kind, worker)
-        found = FailureRound(kind, at, victims, worker=worker)
-        if kind != "link":
-            keyed_places = (n for n, task in enumerate(before.tasks) if task.name == KEYED)
-            found.replaced = frozenset(n for n in keyed_places if before.tasks[n].index in victims)
-        return found
+            index = self._choose(len(keyed))
+            at = self._ask_task("fail", "failed", index)
+            replaced = frozenset([before.tasks.index(keyed[index])])
+            return FailureRound(kind, at, frozenset([index]), replaced=replaced)
+        spared = self._spared(before.tasks)
+        workers = sorted({task.worker for task in keyed.values()} - {spared})
+        worker = workers[self._choose(len(workers))]
+        victims = frozenset(index for index, task in keyed.items() if task.worker == worker)
+        if kind == "link":
+            other = spared or next(each for each in workers if each != worker)
+            return FailureRound(kind, self._cut(keyed, other, worker), victims, worker=worker)
+        at = self._fail_worker(kind, worker)
+        replaced = frozenset(number for number, task in enumerate(before.tasks) if task.worker == worker)
+        return FailureRound(kind, at, victims, worker=worker, replaced=replaced)
 
     def _fail_worker(self, kind: FailureKind, victim: int) -> int:
         """Gives when: before the signal, or after the cut, which takes some milliseconds to be made."""
@@ -408,6 +454,11 @@ class NumberedRun:
         return FailureRound("coordinator", at, frozenset(), phases=phases)
 
 
+def keyed_tasks(tasks: Iterable[TaskInfo]) -> dict[int, TaskInfo]:
+    """The keyed subtasks, by index."""
+    return {task.index: task for task in tasks if task.name.startswith(KEYED)}
+
+
 def _attempts(info: JobInfo) -> dict[str, tuple[int, int, str]]:
     """By subtask: attempt, worker and state."""
     return {f"{task.name}[{task.index}]": (task.attempt, task.worker, task.state) for task in info.tasks}
@@ -440,16 +491,31 @@ def longest_gaps(
 
 
 class NumberedOutput:
-    """What the collector has logged so far."""
+    """What the collector has logged so far.
 
-    def __init__(self, path: str, begin: int, rate: float, stalls: Sequence[Span] = ()) -> None:
+    Args:
+        path: of the log.
+        begin: monotonic nanoseconds at which record 0 was due.
+        rate: of the records, per second.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        begin: int,
+        rate: float,
+        stalls: Sequence[Span] = (),
+        *,
+        parallelism: int = PARALLELISM,
+    ) -> None:
+        self.parallelism = parallelism
         log = np.fromfile(path, ENTRY)
         self.numbers: Vector = log["number"]
         self._arrived: Vector = log["time"]
         self._begin, self._rate = begin, rate
         self._stalls = stalls
         self._due: Vector = begin + (self.numbers * (1e9 / rate)).astype(np.int64)
-        self._subtask: Vector = keyed_subtasks()[self.numbers % KEYS]
+        self._subtask: Vector = keyed_subtasks(parallelism)[self.numbers % KEYS]
 
     def outage(self, at: int, victims: frozenset[int]) -> float:
         """Milliseconds from the failure at that time to the first output of a record that was due after it,
@@ -468,9 +534,27 @@ class NumberedOutput:
 
     def gaps(self, begin: int, end: int, without: frozenset[int]) -> list[Gap]:
         """The longest silence of each keyed subtask but these between two times."""
-        others = sorted(set(range(PARALLELISM)) - without)
+        others = sorted(set(range(self.parallelism)) - without)
         arrivals = ((subtask, self._arrived[self._subtask == subtask]) for subtask in others)
         return longest_gaps(arrivals, begin, end, self._stalls)
+
+    def caught_up(self, at: int, victims: frozenset[int], until: int) -> float | None:
+        """Seconds from the failure at that time until the victims' records are as late as they were before:
+        the beginning of the first :data:`CALM_STEPS` steps of time in each of which nine tenths of the
+        records are at most a tenth later than in the worst step of the second before the failure. None: not
+        until then."""
+        mine = np.isin(self._subtask, list(victims))
+        late = (self._arrived[mine] - self._due[mine]) / 1e9
+        steps = (self._arrived[mine] - at) // STEP_NANOSECONDS
+        by_step = {int(each): float(np.percentile(late[steps == each], 90)) for each in np.unique(steps)}
+        before = range(-(10**9) // STEP_NANOSECONDS, -1)
+        limit = LATER_MAX * max((by_step[each] for each in before if each in by_step), default=0.0)
+        calm = 0
+        for each in range((until - at) // STEP_NANOSECONDS):
+            calm = calm + 1 if by_step.get(each, math.inf) <= limit else 0
+            if calm == CALM_STEPS:
+                return (each + 1 - CALM_STEPS) * STEP_NANOSECONDS / 1e9
+        return None
 
     def counts(self, subtasks: frozenset[int], edges: Sequence[int]) -> Vector:
         """How many records of these keyed subtasks came between each two of the times."""
@@ -486,7 +570,7 @@ class NumberedOutput:
     def has_passed(self, count: int) -> bool:
         """Every keyed subtask has passed a record on that comes behind the first ``count``: of these nothing
         comes any more, since each subtask gets and passes its records on in order."""
-        return len(np.unique(self._subtask[self.numbers >= count])) == PARALLELISM
+        return len(np.unique(self._subtask[self.numbers >= count])) == self.parallelism
 
     def missing(self, count: int) -> int:
         """How many of the first ``count`` records are not in the log."""

@@ -1,7 +1,8 @@
 """``bench recovery``: how long a part of the output is missing after a failure, and what all others notice.
 
-The collector's log says what came when, what is missing and what came twice. What the runtime counts is
-reported beside it; the two share no code.
+The log of a job says what came when. What is lost and what came again says the log too, of the *hop*, and a
+comparison of the files with a reference in plain Python, of the *chain*. What the runtime counts is reported
+beside it; the two share no code.
 """
 
 from __future__ import annotations
@@ -16,16 +17,23 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from minishuffle.bench.chaingraph import ChainRun
 from minishuffle.bench.failures import FailureRound
 from minishuffle.bench.hosts import HostCluster
-from minishuffle.bench.numbered import HEADLESS_PHASES, PARALLELISM, WORKERS, NumberedOutput, NumberedRun
+from minishuffle.bench.numbered import HEADLESS_PHASES, WORKERS, NumberedOutput, NumberedRun
 from minishuffle.coordinator.jobs.failover import QUIET_SECONDS
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import Guarantee, JobSettings
 from minishuffle.wire.requests import JobInfo
 
-__all__ = ["Failure", "measure_recovery", "seconds_until_quiet"]
+__all__ = ["RATES", "Failure", "Graph", "measure_recovery", "seconds_until_quiet"]
 
+Graph = Literal["hop", "chain"]
+"""One exchange between a source and a collector on a worker that is spared, or sources, a join, windows and
+files on every worker."""
+RATES: Final[Mapping[Graph, float]] = {"hop": 20_000.0, "chain": 2_000.0}
+"""Records per second, of a chain in each of its sources."""
 Failure = Literal["process", "task", "stop", "host", "coordinator"]
 """Kinds whose outage is measured."""
 
@@ -48,61 +56,83 @@ PHASES: Final = (
 )
 
 
-def measure_recovery(*, failure: Failure, standby: int, kills: int, rate: float) -> dict[str, Any]:
-    """Run it once. Times are in milliseconds; ``dropped``, ``in_flight`` and ``missing`` count rows.
+def measure_recovery(
+    *,
+    graph: Graph,
+    guarantee: Guarantee,
+    failure: Failure,
+    standby: int,
+    kills: int,
+    rate: float | None,
+) -> dict[str, Any]:
+    """Run it once. Times are in milliseconds, but for ``caught_up_s``; ``lost``, ``again``, ``dropped`` and
+    ``in_flight`` count rows.
 
     Without standby workers each worker has one slot to spare. Tasks fail in turn, and none a second time
     before its restart is at once again: a delay that is added on purpose is left out. The loss of a
     coordinator strikes no subtask: there is no outage then, and the others are all of them.
+
+    Args:
+        rate: see :data:`RATES`, which None stands for.
 
     Raises:
         UsageError: hosts, which are network namespaces, cannot be made here.
         ShuffleError: the job did not recover, or did not end as it should.
     """
     turn = itertools.count()
-    slots = PARALLELISM // WORKERS + (0 if standby else 1)
+
+    def choose(count: int) -> int:
+        return next(turn) % count
+
+    rate = rate or RATES[graph]
+    kind = ChainRun if graph == "chain" else NumberedRun
+    slots = kind.parallelism // WORKERS + (0 if standby else 1)
     make = HostCluster if failure == "host" else LocalCluster
     with (
         tempfile.TemporaryDirectory(prefix="minishuffle-bench-") as directory,
         make(workers=WORKERS, slots=slots, standby=standby) as cluster,
     ):
-        run = NumberedRun(
-            cluster,
-            "bench-recovery",
-            rate,
-            directory,
-            standby=standby,
-            choose=lambda count: next(turn) % count,
+        settings = JobSettings(guarantee=guarantee)
+        run = kind(
+            cluster, "bench-recovery", rate, directory, standby=standby, choose=choose, settings=settings
         )
-        run.failures.wait_until_whole()
-        time.sleep(WARM_UP_SECONDS)
-        rounds: list[FailureRound] = []
-        for _ in range(kills):
-            if failure == "task":
-                time.sleep(seconds_until_quiet(rounds, time.monotonic_ns()))
-            time.sleep(random.uniform(0.0, DRAWN_SECONDS))
-            rounds.append(run.failures.fail(failure, WINDOW_SECONDS))
+        rounds = _fail_again_and_again(run, failure, kills)
         rss = run.rss_bytes()
         info, made = run.end()
         output = run.output()
+        lost, again, wrong = run.audit(made)
+    if wrong:
+        raise ShuffleError(f"{wrong} records are in rows of the output in which they do not belong")
     return {
-        "failure": failure,
-        "standby": standby,
-        "kills": kills,
-        **_times(output, rounds),
+        **{"graph": graph, "guarantee": guarantee, "failure": failure, "standby": standby, "kills": kills},
+        "records": made,
+        "lost": lost,
+        "again": again,
         "others_restarted": sum(each.restarted for each in rounds),
         **_books(info),
-        "missing": output.missing(made),
-        "duplicated": output.duplicated,
+        **_times(output, rounds),
         "rss_bytes": rss,
     }
 
 
-def seconds_until_quiet(rounds: Sequence[FailureRound], now: int) -> float:
-    """Until the task whose turn is next has been quiet for long enough; ``now`` in monotonic nanoseconds."""
-    if len(rounds) < PARALLELISM:
+def _fail_again_and_again(run: NumberedRun, failure: Failure, kills: int) -> list[FailureRound]:
+    run.failures.wait_until_whole()
+    time.sleep(WARM_UP_SECONDS)
+    rounds: list[FailureRound] = []
+    for _ in range(kills):
+        if failure == "task":
+            time.sleep(seconds_until_quiet(rounds, run.parallelism, time.monotonic_ns()))
+        time.sleep(random.uniform(0.0, DRAWN_SECONDS))
+        rounds.append(run.failures.fail(failure, WINDOW_SECONDS))
+    return rounds
+
+
+def seconds_until_quiet(rounds: Sequence[FailureRound], tasks: int, now: int) -> float:
+    """Until the one of so many tasks whose turn is next has been quiet for long enough; ``now`` in monotonic
+    nanoseconds."""
+    if len(rounds) < tasks:
         return 0.0
-    return max(0.0, QUIET_SECONDS - (now - rounds[-PARALLELISM].at) / 1e9)
+    return max(0.0, QUIET_SECONDS - (now - rounds[-tasks].at) / 1e9)
 
 
 # --- what is reported -------------------------------------------------------------------------------
@@ -117,9 +147,13 @@ def _times(output: NumberedOutput, rounds: Sequence[FailureRound]) -> dict[str, 
     quiet = [gap.ms for each in rounds for gap in output.gaps(each.at - window, each.at, each.victims)]
     by_outage = sorted(range(len(outages)), key=outages.__getitem__)
     median = rounds[by_outage[(len(by_outage) - 1) // 2]] if by_outage else None
-    p95 = round(float(np.percentile(outages, 95)), 1) if outages else 0.0
+    tail = {f"p{share}": round(float(np.percentile(outages or [0.0], share)), 1) for share in (95, 99)}
+    caught_up = [output.caught_up(each.at, each.victims, each.at + window) for each in rounds if each.victims]
+    found = [seconds for seconds in caught_up if seconds is not None]
     return {
-        "outage_ms": {**_spread(outages), "p95": p95} if outages else None,
+        "outage_ms": {**_spread(outages), **tail} if outages else None,
+        "caught_up_s": _spread(found, 2) if found else None,
+        "not_caught_up": caught_up.count(None),
         "phases_ms": {
             phase: _spread([each.phases[phase] for each in rounds if phase in each.phases])
             for phase in (PHASES if outages else HEADLESS_PHASES)
@@ -135,7 +169,7 @@ def _output_around(output: NumberedOutput, failure: FailureRound) -> dict[str, A
     were struck, and of all others."""
     window, step = int(WINDOW_SECONDS * 1e9), OUTPUT_STEP_MS * 1_000_000
     edges = range(failure.at + OUTPUT_FROM_MS * 1_000_000, failure.at + OUTPUT_UNTIL_MS * 1_000_000 + 1, step)
-    others = frozenset(range(PARALLELISM)) - failure.victims
+    others = frozenset(range(output.parallelism)) - failure.victims
     shares = {}
     for name, subtasks in (("struck", failure.victims), ("others", others)):
         (before,) = output.counts(subtasks, [failure.at - window, failure.at])
@@ -143,11 +177,16 @@ def _output_around(output: NumberedOutput, failure: FailureRound) -> dict[str, A
     return {"from_ms": OUTPUT_FROM_MS, "step_ms": OUTPUT_STEP_MS, **shares}
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def _spread(values: Sequence[float], digits: int = 1) -> dict[str, float]:
     if not values:
         raise ShuffleError("a phase of the recovery was not reported")
-    return {"p50": round(statistics.median(values), 1), "max": round(max(values), 1)}
+    return {"p50": round(statistics.median(values), digits), "max": round(max(values), digits)}
 
 
 def _books(info: JobInfo) -> Mapping[str, int]:
-    return {"dropped": sum(info.rows_dropped.values()), "in_flight": info.rows_in_flight}
+    return {
+        "dropped": sum(info.rows_dropped.values()),
+        "in_flight": info.rows_in_flight,
+        "state_lost": info.state_rows_lost,
+        "rows_again": info.rows_again,
+    }

@@ -11,7 +11,14 @@ from typing import Any, Final, Literal
 import click
 from pydantic import ValidationError
 
-from minishuffle.cli.session import FileToWrite, FiniteRange, json_option, late_global_options, print_json
+from minishuffle.cli.session import (
+    FileToWrite,
+    FiniteRange,
+    guarantee_option,
+    json_option,
+    late_global_options,
+    print_json,
+)
 from minishuffle.cli.tables import byte_text
 from minishuffle.cli.terminal import echo
 from minishuffle.console import console, new_table
@@ -346,6 +353,15 @@ def isolation(as_json: bool, flow_control: Literal["credit", "tcp"], channels: i
 
 @bench.command()
 @click.option(
+    "--graph",
+    type=click.Choice(["hop", "chain"]),
+    default="hop",
+    show_default=True,
+    help="A source, keyed subtasks and a collector on a worker that is spared; or two sources, a join, "
+    "windows and files on every worker.",
+)
+@guarantee_option
+@click.option(
     "--failure",
     type=click.Choice(["process", "task", "stop", "host", "coordinator"]),
     default="process",
@@ -361,7 +377,7 @@ def isolation(as_json: bool, flow_control: Literal["credit", "tcp"], channels: i
     help="Standby workers; 0: free slots.",
 )
 @click.option("--kills", default=20, show_default=True, type=click.IntRange(1, 1000))
-@click.option("--rate", default=20_000.0, show_default=True, type=FiniteRange(1), help="Records/s.")
+@click.option("--rate", type=FiniteRange(1), help="Records/s of a source.  [default: 20000; of a chain 2000]")
 @click.option(
     "--svg",
     type=FileToWrite(),
@@ -394,10 +410,21 @@ def _print_recovery(measured: dict[str, Any]) -> None:
     ):
         if measured[name] is not None:
             table.add_row(text, f"{measured[name]['p50']} ms", f"{measured[name]['max']} ms")
+    if (caught_up := measured["caught_up_s"]) is not None:
+        table.add_row("until it is no later than before", f"{caught_up['p50']} s", f"{caught_up['max']} s")
     for phase, times in measured["phases_ms"].items():
         table.add_row(f"from the failure to: {phase}", f"{times['p50']} ms", f"{times['max']} ms")
     console().print(table)
-    for name in ("others_restarted", "dropped", "in_flight", "missing", "duplicated"):
+    for name in (
+        "not_caught_up",
+        "others_restarted",
+        "dropped",
+        "in_flight",
+        "state_lost",
+        "rows_again",
+        "lost",
+        "again",
+    ):
         echo(f"{name.replace('_', ' ')}: {measured[name]:,}")
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "FiniteRange",
     "Session",
     "global_options",
+    "guarantee_option",
     "json_option",
     "late_global_options",
     "print_json",
@@ -339,6 +340,16 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(
         command
     )
+
+
+def guarantee_option(command: Command) -> Command:
+    return click.option(
+        "--guarantee",
+        type=click.Choice(["loss", "at_least_once"]),
+        default="loss",
+        show_default=True,
+        help="What the job asks for: rows and state are lost with what fails, and counted, or nothing is.",
+    )(command)
 
 
 def print_json(value: Any) -> None:

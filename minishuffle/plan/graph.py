@@ -17,10 +17,20 @@ from minishuffle import limits
 from minishuffle.errors import InvalidGraph
 from minishuffle.wire.control import unpack_bounded
 
-__all__ = ["Edge", "JobGraph", "JobSettings", "PartitionKind", "Placement", "StatefulOperator", "Vertex"]
+__all__ = [
+    "Edge",
+    "Guarantee",
+    "JobGraph",
+    "JobSettings",
+    "PartitionKind",
+    "Placement",
+    "StatefulOperator",
+    "Vertex",
+]
 
 Placement: TypeAlias = tuple[int, ...]
 """The worker id of each slot of a job; see :meth:`JobGraph.first_slots`."""
+Guarantee: TypeAlias = Literal["loss", "at_least_once"]
 PartitionKind: TypeAlias = Literal["pipelined", "pipelined_bounded", "blocking"]
 """How the partitions of an edge hold what is written: in memory, as many segments as the worker has free;
 in memory, so many segments for each consumer; stored, and given to no consumer before they are complete.
@@ -84,7 +94,7 @@ class JobSettings(BaseModel):
     start_when: Literal["any", "all"] | None = None
     """How many inputs of a vertex or stage have to be there for that. None: ``any`` of a vertex, ``all`` of a
     stage."""
-    guarantee: Literal["loss", "at_least_once"] = "loss"
+    guarantee: Guarantee = "loss"
     """What becomes of rows and state when a task fails or is lost. ``loss``: those in its process are lost,
     and counted. ``at_least_once``: none; its next attempt goes on from a local snapshot of it, which another
     worker holds, and its producers send again what came after that. What it refuses is in

@@ -243,7 +243,7 @@ def test_what_is_missing_comes_from_the_log_and_what_is_counted_from_the_runtime
 
 
 def test_the_made_up_log_has_output_of_all_subtasks() -> None:
-    assert set(keyed_subtasks()[np.arange(KEYS)]) == set(range(PARALLELISM))
+    assert set(keyed_subtasks(PARALLELISM)[np.arange(KEYS)]) == set(range(PARALLELISM))
 
 
 @pytest.mark.alone

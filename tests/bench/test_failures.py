@@ -46,7 +46,7 @@ def failing(path: Path, *infos: JobInfo, standby: int = 0, ages: list[float] | N
     cluster: Any = SimpleNamespace(
         client=SimpleNamespace(job=look, status=status, events=lambda job: iter(())),
         status=status,
-        submit=lambda stream, name, parallelism: SimpleNamespace(id="j1", info=look),
+        submit=lambda stream, **options: SimpleNamespace(id="j1", info=look),
         workers=dict.fromkeys(range(1, 6), 4711),
     )
     return NumberedRun(cluster, "drill", 1.0, str(path), standby=standby, choose=lambda count: count - 1)

@@ -44,9 +44,8 @@ def logged(path: Path, monkeypatch: pytest.MonkeyPatch, arrivals: list[tuple[int
     for _, numbers in arrivals:
         sink.write([(number % numbered.KEYS, number) for number in numbers])
     sink.close()
-    monkeypatch.setattr(numbered, "keyed_subtasks", lambda: np.arange(numbered.KEYS) % 2)
-    monkeypatch.setattr(numbered, "PARALLELISM", 2)
-    return NumberedOutput(str(path / "log"), 0, RATE)
+    monkeypatch.setattr(numbered, "keyed_subtasks", lambda parallelism: np.arange(numbered.KEYS) % 2)
+    return NumberedOutput(str(path / "log"), 0, RATE, parallelism=2)
 
 
 def test_an_outage_lasts_until_a_record_of_after_the_failure(
@@ -69,7 +68,7 @@ def test_a_gap_is_the_longest_silence_of_each_that_did_not_fail(
     assert output.gaps(begin, end, frozenset()) == [even, odd], "edges of the time count"
     assert output.gaps(begin, end, frozenset([0])) == [odd]
     stalls = [(55 * MILLISECOND, 75 * MILLISECOND)]
-    output = NumberedOutput(str(tmp_path / "log"), 0, RATE, stalls)
+    output = NumberedOutput(str(tmp_path / "log"), 0, RATE, stalls, parallelism=2)
     assert output.gaps(begin, end, frozenset()) == [
         Gap(35.0, 20 * MILLISECOND, 0),
         Gap(44.0, 6 * MILLISECOND, 1),
@@ -81,6 +80,21 @@ def test_records_are_counted_by_when_they_came(tmp_path: Path, monkeypatch: pyte
     edges = [at * MILLISECOND for at in (0, 6, 20, 40, 60)]
     assert output.counts(frozenset([0]), edges).tolist() == [1, 1, 1, 0]
     assert output.counts(frozenset([0, 1]), edges).tolist() == [1, 2, 1, 1]
+
+
+def test_victims_have_caught_up_when_their_records_are_as_late_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Record n, which is due at n ms, is 10 ms late, but for those that are due from 1,000 to 1,119 ms, which
+    come at 1,200; of subtask 1 that is all. It is calm from the step of 1,200 ms on, which has others too."""
+    arrivals = [(number + 10, [number]) for number in range(0, 3_000)]
+    arrivals[1_000:1_120] = [(1_200, list(range(1_000, 1_120)))]
+    arrivals.sort()
+    output = logged(tmp_path, monkeypatch, arrivals)
+    at, until = 1_000 * MILLISECOND, 2_000 * MILLISECOND
+    assert output.caught_up(at, frozenset([1]), until) == 0.25
+    assert output.caught_up(at, frozenset([1]), at + 200 * MILLISECOND) is None
+    assert output.caught_up(at + 1_000 * MILLISECOND, frozenset([0, 1]), until + 1_000 * MILLISECOND) == 0.0
 
 
 def test_the_log_is_read_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
