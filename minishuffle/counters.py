@@ -471,6 +471,12 @@ class JobRecoveries:
     ``link_timeout``, or with one of the two excluded from the job for this reason."""
     paused: bool = False
     """All tasks of the job have stopped at a barrier until it is resumed."""
+    durable_at: float = 0.0
+    """When the last complete durable snapshot was begun, wall clock; 0: there is none."""
+    durable_failed: int = 0
+    """Durable snapshots that failed."""
+    fallbacks: int = 0
+    """How often the whole job went back to a snapshot."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -55,7 +55,7 @@ RECOVERIES = frozenset({"task restarting", "task waiting for a slot"})
     "region, full, none), restart_failures_max, on_unavailable (drop, wait), latency_interval (seconds), "
     "latency_granularity (single, operator, subtask), debloat_target (seconds), "
     "schedule (eager, first_output, stages), start_when (any, all), guarantee (loss, at_least_once), "
-    "snapshot_interval (seconds), snapshot_cost_max (part of 1).",
+    "snapshot_interval (seconds), snapshot_cost_max (part of 1), durable_interval (seconds).",
 )
 @click.option("--name", help="Name of the job; by default JOB without its folder, such as orders.py:spent.")
 @click.option(

@@ -12,7 +12,15 @@ from minishuffle.console import console, new_table, print_rows
 from minishuffle.counters import LIMITS, TCP_LIMITS, TaskCounters
 from minishuffle.errors import counted, error_from_code
 from minishuffle.ids import Address
-from minishuffle.wire.requests import ClusterStatus, GraphInfo, JobEvent, JobInfo, SavepointInfo, TaskInfo
+from minishuffle.wire.requests import (
+    ClusterStatus,
+    DurableInfo,
+    GraphInfo,
+    JobEvent,
+    JobInfo,
+    SavepointInfo,
+    TaskInfo,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "byte_text",
     "event_line",
+    "durable_text",
     "files_text",
     "job_map",
     "limits_hit",
@@ -265,6 +274,16 @@ def savepoint_text(found: SavepointInfo) -> str:
     return f"{took}, the job stood {found.stood_seconds:.2f} s"
 
 
+def durable_text(found: DurableInfo, at: float) -> str:
+    """The age of a job's last durable snapshot, and why there is none since."""
+    failed = f"the last one failed: {found.problem}" if found.problem else ""
+    if not found.number:
+        return f"no durable snapshot; {failed}"
+    size, age = f"{found.bytes:,} bytes in {found.seconds:.1f} s", seconds_text(max(0.0, at - found.taken_at))
+    text = f"durable snapshot {found.number} ({found.path}): {size}, {age} ago"
+    return f"{text}; {failed}" if failed else text
+
+
 def _show_what_stands(job: JobInfo) -> None:
     """What of the job waits, for what, and what a pause leaves."""
     out = console()
@@ -284,6 +303,10 @@ def _show_what_stands(job: JobInfo) -> None:
         out.print(f"the last pause failed: {job.pause_problem}")
     if (saved := job.savepoint).number:
         out.print(f"savepoint {saved.number} ({saved.path}): {savepoint_text(saved)}")
+    if job.durable.number or job.durable.problem:
+        out.print(durable_text(job.durable, job.at))
+    if job.fallbacks:
+        out.print(f"went back to a snapshot as a whole: {counted(job.fallbacks, 'time')}")
     for left in job.pause_left:
         out.print(f"where it is stays {left}")
 

@@ -400,7 +400,7 @@ class Coordinator:
         found = await in_thread(partial(do_in_folder, work, self._secret))
         if work.work != "discard":
             self._carry_out(self._state.folder_ready(work, found, self._loop.time()))
-        elif found is not None:
+        elif isinstance(found, ShuffleError):
             _log.warning("what a savepoint has left is not removed: %s", found)
 
     async def _read_snapshot(self, read: ReadSnapshot) -> None:

@@ -48,13 +48,14 @@ async def in_thread(call: Callable[[], _Found]) -> _Found | ShuffleError:
     return await settled
 
 
-def do_in_folder(work: FolderWork, secret: bytes) -> None:
-    """Prepare the folder of a savepoint with a file that workers look for, make a snapshot of it, or remove
-    it.
+def do_in_folder(work: FolderWork, secret: bytes) -> SnapshotManifest | None:
+    """Prepare the folder of a snapshot with a file that workers look for, make a snapshot of it, or remove
+    it; or open the snapshot there, and return its manifest.
 
     Raises:
         UsageError: what is to be prepared is there already, or can be no folder.
-        UnreadableSnapshot: a file that the manifest names is missing or cut.
+        UnreadableSnapshot: there is no manifest to open, or a file that it names is missing or cut.
+        UntrustedSnapshot: what is to be opened is not signed under the secret.
         StorageUnavailable: the storage refuses it.
     """
     folder = folder_at(work.folder)
@@ -71,6 +72,9 @@ def do_in_folder(work: FolderWork, secret: bytes) -> None:
         case "discard":
             if folder.entries():
                 folder.remove()
+        case "open":
+            return open_manifest(folder, secret, trust=work.trust)
+    return None
 
 
 def read_manifest(message: SubmitJob, secret: bytes) -> SnapshotManifest:

@@ -55,6 +55,7 @@ from minishuffle.coordinator.jobs.deaths import (
     end_in_words,
     kind_of,
 )
+from minishuffle.coordinator.jobs.fallback import RestorePoint
 from minishuffle.coordinator.jobs.history import History
 from minishuffle.coordinator.jobs.job import Job
 from minishuffle.coordinator.jobs.jobindex import JobTable
@@ -403,6 +404,12 @@ class CoordinatorState:
                 job.end_overdue_pause(self._wall(now))
                 job.end_overdue_move(self._wall(now))
                 job.look_at_savepoint(self._wall(now))
+                job.cut_within(
+                    self._settings.savepoint_timeout,
+                    self._settings.pause_timeout,
+                    self._facts.snapshot_dir,
+                    self._wall(now),
+                )
                 self._touch(job)
         return self._settle(now)
 
@@ -506,7 +513,7 @@ class CoordinatorState:
             self._heartbeat(worker, message.heartbeat, now)
         for job in self._jobs.active():
             job.restart_undeployed(self._reconciler.missing(job, worker.worker, message), at)
-            job.savepoint.ask_again(worker.worker, job.subtasks)
+            job.worker_returned(worker.worker, at)
         desired = self._reconciler.desired(worker, message, since)
         answer = answer.model_copy(update={"desired": desired})
         self._out.insert(first, SendToWorker(worker.worker, worker.link, answer))
@@ -1054,22 +1061,30 @@ class CoordinatorState:
         directory = message.directory or self._facts.snapshot_dir
         if not directory:
             raise UsageError("there is no snapshot_dir: set one, or say where with --into")
-        name = folder_name(job.id, "savepoint", job.savepoint.number + 1)
+        name = folder_name(job.id, "savepoint", job.next_snapshot)
         folder = place_below(directory, f"{name}-{int(at)}")
         within = self._settings.savepoint_timeout, self._settings.pause_timeout
         job.save_within(*within, folder, at, token=message.token, stops=message.stop)
         self._touch(job)
         return Accepted(job=job.id)
 
-    def folder_ready(self, work: FolderWork, error: ShuffleError | None, now: float) -> CoordinatorStep:
-        """The folder of a savepoint is prepared, or its manifest written; or that has failed."""
-        job, at, problem = self._jobs.get(work.job), self._wall(now), "" if error is None else str(error)
-        if job is not None and work.work == "prepare":
-            job.folder_prepared(work.savepoint, problem, at)
-            self._touch(job)
-        elif job is not None:
-            job.savepoint_committed(work.savepoint, problem, at)
-            self._touch(job)
+    def folder_ready(
+        self, work: FolderWork, found: SnapshotManifest | ShuffleError | None, now: float
+    ) -> CoordinatorStep:
+        """The folder of a snapshot is prepared, or its manifest written or read; or that has failed."""
+        job, at, problem = self._jobs.get(work.job), self._wall(now), ""
+        if isinstance(found, ShuffleError):
+            problem = str(found)
+        if job is None:
+            return self._settle(now)
+        match work.work:
+            case "prepare":
+                job.folder_prepared(work.savepoint, problem, at)
+            case "open":
+                job.snapshot_opened(work, found, at)
+            case _:
+                job.savepoint_committed(work.savepoint, problem, at)
+        self._touch(job)
         return self._settle(now)
 
     def _read_snapshot(self, link: int, request: int, message: SubmitJob) -> None:
@@ -1103,7 +1118,7 @@ class CoordinatorState:
     def _folder_work(self, job: Job) -> list[WorkInFolder]:
         """Take the work in the folder of a job's savepoint."""
         found = []
-        for work in job.savepoint.take_work():
+        for work in job.take_folder_work():
             manifest = work.manifest
             if manifest is not None:
                 manifest = replace(manifest, cluster=self._facts.cluster, release=self._facts.version)
@@ -1133,11 +1148,12 @@ class CoordinatorState:
             return
         self._submissions.require_not_withdrawn(message.submission)
         graph = checked_graph(message, self._facts.python)
-        resumptions = {} if manifest is None else resumptions_of(graph, manifest, message)
+        origin = RestorePoint(message.restore_from, tuple(message.drop_state), message.trust_snapshot)
+        resumptions = {} if manifest is None else resumptions_of(graph, manifest, origin)
         placement = self._admit(graph, at)
         warning = compared_releases(message.releases, self._workers.releases())
         submission = self._submissions.accept(
-            link, request, message, graph, at, warning=warning, resumptions=resumptions
+            link, request, message, graph, at, warning=warning, origin=origin, resumptions=resumptions
         )
         job = submission.make_job(*placement, self._random)
         self._submissions.journal(submission, journalrecords.job_records(job))

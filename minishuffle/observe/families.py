@@ -164,6 +164,29 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "coordinator",
     ),
     MetricSpec(
+        "minishuffle_durable_snapshot_timestamp_seconds",
+        "gauge",
+        ("pipeline", "pipeline_id"),
+        "When the last complete durable snapshot of the job was begun, in seconds since 1970; none before "
+        "the first.",
+        "coordinator",
+    ),
+    MetricSpec(
+        "minishuffle_durable_snapshots_failed_total",
+        "counter",
+        ("pipeline", "pipeline_id"),
+        "Durable snapshots of the job that failed.",
+        "coordinator",
+    ),
+    MetricSpec(
+        "minishuffle_fallbacks_total",
+        "counter",
+        ("pipeline", "pipeline_id"),
+        "How often all tasks of the job went back to a snapshot, since one of them could not be recovered "
+        "alone.",
+        "coordinator",
+    ),
+    MetricSpec(
         "minishuffle_recoveries_unfinished_total",
         "counter",
         ("pipeline", "pipeline_id"),

@@ -251,6 +251,10 @@ def _coordinator_scrape(snapshot: CoordinatorSnapshot, version: str) -> Scrape:
         scrape.value("minishuffle_recoveries_unfinished_total", job.unfinished, labels)
         scrape.value("minishuffle_links_broken", job.links_broken, labels)
         scrape.value("minishuffle_job_paused", float(job.paused), labels)
+        if job.durable_at:
+            scrape.value("minishuffle_durable_snapshot_timestamp_seconds", job.durable_at, labels)
+        scrape.value("minishuffle_durable_snapshots_failed_total", job.durable_failed, labels)
+        scrape.value("minishuffle_fallbacks_total", job.fallbacks, labels)
         for phase, histogram in job.seconds.items():
             where = f'{labels},phase="{phase}"'
             scrape.histogram("minishuffle_recovery_duration_seconds", histogram, where)

@@ -104,6 +104,11 @@ class JobSettings(BaseModel):
     snapshot_cost_max: float = Field(0.03, gt=0, le=1)
     """Greatest part of its time that a task takes local snapshots: they come later where it would be more."""
 
+    durable_interval: float = Field(30.0, ge=0, le=86_400)
+    """Seconds between two durable snapshots of a whole job with a guarantee, in ``snapshot_dir``, to which it
+    goes back if a task is lost with the holder of its snapshots; 0: there are none. (Flink:
+    ``execution.checkpointing.interval``.)"""
+
     @model_validator(mode="after")
     def _scheduled(self) -> JobSettings:
         if self.schedule == "eager" and self.start_when is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from minishuffle.errors import InvalidGraph
 from minishuffle.plan.graph import JobGraph
 
-__all__ = ["check_guarantee", "guarantee_lines"]
+__all__ = ["check_guarantee", "guarantee_lines", "never_saved"]
 
 _ALIGNING = (
     "a barrier holds one channel back while another is read, for which each channel needs buffers of its own"
@@ -77,6 +77,29 @@ def _of_edges(graph: JobGraph) -> Iterator[str]:
             )
 
 
+def never_saved(graph: JobGraph) -> str:
+    """Why no savepoint of a job of this kind can be taken; empty: it can."""
+    for edge in graph.edges:
+        if edge.kind == "blocking":
+            where = f"{graph.vertices[edge.source].name} => {graph.vertices[edge.target].name}"
+            return (
+                f"a blocking exchange stores its rows outside of all tasks ({where}): leave "
+                "exchange('blocking') out, or run the job again from its beginning"
+            )
+    for vertex in graph.vertices:
+        if vertex.stream:
+            return (
+                f"other programs write to its stream {vertex.stream!r}, and what they have sent is known to "
+                "this cluster alone: have the job read a source of its own"
+            )
+        if vertex.sink:
+            return (
+                f"its sink {vertex.sink!r} keeps rows for other programs, on its workers alone: write "
+                "them with to_files, or a sink of your own"
+            )
+    return ""
+
+
 def guarantee_lines(graph: JobGraph) -> list[str]:
     """For a reader: what the guarantee of a job takes of its workers; nothing without one."""
     settings, tasks = graph.settings, graph.snapshotted()
@@ -91,6 +114,13 @@ def guarantee_lines(graph: JobGraph) -> list[str]:
         f"  {edges} of {len(graph.edges)} exchanges retain what was sent until snapshots cover it: what "
         "comes in two intervals, in memory and then on disk (retained_bytes of each worker)",
     ]
+    if why := never_saved(graph):
+        lines.append(f"  no durable snapshots: {why}")
+    elif settings.durable_interval:
+        lines.append(
+            f"  a durable snapshot of the whole job every {settings.durable_interval:g} s, to which it goes "
+            "back if a task is lost with the holder of its snapshots"
+        )
     if again := sorted(graph.replayed()):
         names = ", ".join(graph.vertices[each].name for each in again)
         lines.append(

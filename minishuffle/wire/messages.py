@@ -599,7 +599,8 @@ class CheckFolder(ControlMessage):
 
 class WriteState(ControlMessage):
     """Every task of the job on this worker that stands at the barrier must take its state, and then write it
-    into the folder."""
+    into the folder. If it ``goes_on``, it does not stand: it forwards the barrier once it has read all that
+    came before, takes its state, and goes on."""
 
     type: Literal["write_state"] = "write_state"
     term: int
@@ -608,6 +609,7 @@ class WriteState(ControlMessage):
     """Its number among those of the job."""
     barrier: int
     folder: str
+    goes_on: bool = False
 
 
 class DivideTasks(ControlMessage):

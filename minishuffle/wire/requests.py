@@ -23,6 +23,7 @@ __all__ = [
     "Accepted",
     "CancelJob",
     "CancelSubmission",
+    "DurableInfo",
     "ClusterStatus",
     "DeployWait",
     "EdgeInfo",
@@ -259,6 +260,23 @@ class SavepointInfo(ControlMessage):
     """For how long the job stood."""
 
 
+class DurableInfo(ControlMessage):
+    """The last complete durable snapshot of a job; ``number`` 0: there is none."""
+
+    number: int = 0
+    path: str = ""
+    taken_at: float = 0.0
+    """When it began, by the coordinator's clock."""
+    bytes: int = 0
+    seconds: float = 0.0
+    """From its beginning to its manifest."""
+    taken: int = 0
+    """How many were completed."""
+    failed: int = 0
+    problem: str = ""
+    """Why the last one failed; empty: it did not."""
+
+
 class CancelSubmission(ControlMessage):
     """Cancel the job of a submission; one that has not arrived yet will be refused. Answered with Accepted,
     whose ``job`` is empty if there is no job."""
@@ -452,6 +470,9 @@ class JobInfo(ControlMessage):
     pause_left: list[str] = Field(default_factory=list)
     """Data that stays where it is while the job is paused, in words."""
     savepoint: SavepointInfo = SavepointInfo()
+    durable: DurableInfo = DurableInfo()
+    fallbacks: int = 0
+    """How often the whole job went back to a snapshot, since a task could not be recovered alone."""
     links_broken: list[BrokenLink] = Field(default_factory=list)
     flow_control: Literal["credit", "tcp"] = "credit"
 

@@ -28,6 +28,7 @@ from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.debloater import DEBLOAT_SECONDS
 from minishuffle.ids import Address, AttemptId
 from minishuffle.limits import LEASE_SECONDS
+from minishuffle.runtime.statesnapshot import TaskStateSnapshot
 from minishuffle.runtime.usererrors import describe_failure
 from minishuffle.transport.control import ControlLink
 from minishuffle.transport.hostlook import host_answers
@@ -265,7 +266,7 @@ class Worker:
             said=self._sender.notify,
             fact=self._on_fact,
             first_record=self._on_first_record,
-            saved=lambda attempt, message, taken: self._savepoints.taken(attempt, message, taken),
+            saved=self._on_saved,
             stands=self._on_stands,
             partition_lost=self._on_partition_lost,
             holder_failed=self._on_holder_failed,
@@ -581,6 +582,13 @@ class Worker:
         attempt = self._deployment.attempts.get(fact.attempt)
         if attempt is not None and attempt.task.state != "abandoned":
             self.coordinator.report(fact)
+
+    def _on_saved(self, key: AttemptId, message: WriteState, taken: TaskStateSnapshot | str) -> None:
+        """A task has taken its state, or says why not. For a durable snapshot it does not stand."""
+        attempt = self._deployment.attempts.get(key)
+        if message.goes_on and attempt is not None:
+            attempt.pass_barrier(message.barrier)
+        self._savepoints.taken(key, message, taken)
 
     def _on_stands(self, key: AttemptId) -> None:
         """A task has stopped at a barrier, or cannot stop because it waits; heartbeats repeat the state."""

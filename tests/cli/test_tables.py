@@ -11,6 +11,7 @@ from minishuffle.wire.messages import ErrorInfo, PeerReport, WorkerReport
 from minishuffle.wire.requests import (
     ClusterStatus,
     DeployWait,
+    DurableInfo,
     EdgeInfo,
     GraphInfo,
     JobEvent,
@@ -220,6 +221,28 @@ def test_a_job_shows_its_restarts_and_what_they_cost(capsys: pytest.CaptureFixtu
         "rows in flight through what died: up to 40\n"
         "rows that were emitted twice: up to 7\n"
     ) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("durable", "text"),
+    [
+        (DurableInfo(problem="disk full"), "no durable snapshot; the last one failed: disk full"),
+        (
+            DurableInfo(number=3, path="/s/j1", taken_at=100.0, bytes=4_000, seconds=0.25),
+            "durable snapshot 3 (/s/j1): 4,000 bytes in 0.2 s, 7.0 s ago",
+        ),
+        (
+            DurableInfo(number=3, path="/s/j1", taken_at=100.0, problem="disk full"),
+            "durable snapshot 3 (/s/j1): 0 bytes in 0.0 s, 7.0 s ago; the last one failed: disk full",
+        ),
+    ],
+)
+def test_a_job_says_how_old_its_last_durable_snapshot_is(
+    capsys: pytest.CaptureFixture[str], durable: DurableInfo, text: str
+) -> None:
+    tables.show_job(JOB.model_copy(update={"durable": durable, "at": 107.0, "fallbacks": 2}))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert text in shown and "went back to a snapshot as a whole: 2 times" in shown
 
 
 def test_exchanges_that_are_not_as_most_are_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,7 +169,8 @@ class FakeCluster:
         self._numbers = 0
 
     def _recalled(self, *, workers_anew: bool = False) -> CoordinatorState:
-        facts = CoordinatorFacts("test", "0", "3.11", 99, self.term, WALL, workers_anew=workers_anew)
+        given: dict[str, Any] = {"workers_anew": workers_anew, "snapshot_dir": self.settings.snapshot_dir}
+        facts = CoordinatorFacts("test", "0", "3.11", 99, self.term, WALL, **given)
         return CoordinatorState(self.settings, facts, self.journal, Random(0).random, self.now)
 
     def lose_coordinator(self, *, workers_anew: bool = False) -> None:

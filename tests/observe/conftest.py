@@ -104,7 +104,16 @@ def make_coordinator() -> Callable[..., CoordinatorSnapshot]:
             tasks={"running": 2},
             recoveries=(
                 JobRecoveries(
-                    "j1", "words", {"lost": 2}, {"queue_discarded": 7}, 11, {"reattach": reattach}, 4
+                    "j1",
+                    "words",
+                    {"lost": 2},
+                    {"queue_discarded": 7},
+                    11,
+                    {"reattach": reattach},
+                    4,
+                    durable_at=5_000.0,
+                    durable_failed=2,
+                    fallbacks=1,
                 ),
                 JobRecoveries("j2", "clicks", {}, {}, paused=True),
             ),

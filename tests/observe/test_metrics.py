@@ -430,6 +430,9 @@ def test_a_coordinator_counts_by_state(make_coordinator: MakeCoordinator) -> Non
     assert value("minishuffle_state_rows_lost_total", job) == 11
     assert value("minishuffle_recoveries_unfinished_total", job) == 4
     assert value("minishuffle_job_paused", job) == 0
+    assert value("minishuffle_durable_snapshot_timestamp_seconds", job) == 5_000
+    assert value("minishuffle_durable_snapshots_failed_total", job) == 2
+    assert value("minishuffle_fallbacks_total", job) == 1
     assert value("minishuffle_job_paused", {"pipeline": "clicks", "pipeline_id": "j2"}) == 1
     reattach = {**job, "phase": "reattach"}
     assert value("minishuffle_recovery_duration_seconds_bucket", {**reattach, "le": "0.01"}) == 0

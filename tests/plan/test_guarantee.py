@@ -9,7 +9,7 @@ import pytest
 from minishuffle import Stream
 from minishuffle.errors import InvalidGraph
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
-from minishuffle.plan.guarantee import check_guarantee, guarantee_lines
+from minishuffle.plan.guarantee import check_guarantee, guarantee_lines, never_saved
 from minishuffle.plan.planner import compile_job
 
 
@@ -78,7 +78,7 @@ def test_sides_that_are_broadcast_are_retained_like_all_else() -> None:
 
 def test_the_cost_is_said_in_words() -> None:
     assert guarantee_lines(graph(guarantee="loss")) == []
-    assert guarantee_lines(graph(snapshot_interval=2)) == [
+    assert guarantee_lines(graph(snapshot_interval=2, durable_interval=0)) == [
         "guarantee at_least_once: two workers at least; 4 tasks send a snapshot of their state to another "
         "worker every 2 s, or later where that would take more than 3% of their time",
         "  1 of 1 exchanges retain what was sent until snapshots cover it: what comes in two intervals, in "
@@ -102,3 +102,30 @@ def test_which_steps_go_by_each_row_alone() -> None:
     cut = items.to_table({"n": "int64"}).map_batches(lambda batch: batch)
     jobs = [compile_job(each.rebalance().collect()) for each in (by_row, cut)]
     assert [job.vertices[0].by_row for job in jobs] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"kind": "blocking"}, "a blocking exchange stores its rows outside of all tasks (read => write)"),
+        ({"read": {"stream": "clicks"}}, "other programs write to its stream 'clicks'"),
+        ({"write": {"sink": "scores"}}, "its sink 'scores' keeps rows for other programs"),
+        ({}, ""),
+    ],
+)
+def test_what_is_outside_of_tasks_is_in_no_savepoint(fields: dict[str, Any], text: str) -> None:
+    found = graph(**fields)
+    assert never_saved(found).startswith(text) and bool(never_saved(found)) == bool(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "a durable snapshot of the whole job every 30 s"),
+        ({"kind": "blocking"}, "no durable snapshots: a blocking exchange"),
+        ({"durable_interval": 0}, ""),
+    ],
+)
+def test_a_reader_is_told_of_durable_snapshots(fields: dict[str, Any], text: str) -> None:
+    found = "\n".join(guarantee_lines(graph(**fields)))
+    assert text in found and ("durable" in found) == bool(text)

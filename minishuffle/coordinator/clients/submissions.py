@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from minishuffle.coordinator.jobs.fallback import BEGINNING, RestorePoint
 from minishuffle.coordinator.jobs.job import Job
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
 from minishuffle.coordinator.jobs.positions import Resumption
@@ -37,8 +38,8 @@ class Submission:
     """The changes to journal."""
     warning: str
     """A warning for the client's answer; may be empty."""
-    restored_from: str = ""
-    """The savepoint from which it goes on."""
+    origin: RestorePoint = BEGINNING
+    """The savepoint that it goes on from, or its beginning."""
     resumptions: Mapping[TaskKey, Resumption] = field(default_factory=dict)
     """Positions and state for its first attempts, if it goes on from one."""
 
@@ -54,8 +55,8 @@ class Submission:
             random=random,
             submission=self.id,
         )
-        if self.restored_from:
-            job.restore(self.resumptions, self.restored_from)
+        if self.origin.path:
+            job.restore(self.resumptions, self.origin)
         return job
 
 
@@ -85,6 +86,7 @@ class Submissions:
         at: float,
         *,
         warning: str,
+        origin: RestorePoint,
         resumptions: Mapping[TaskKey, Resumption],
     ) -> Submission:
         """Give the submission the id of a job; it is to be journaled next."""
@@ -99,7 +101,7 @@ class Submissions:
             at,
             {},
             warning,
-            message.restore_from,
+            origin,
             resumptions,
         )
         self._pending.append(submission)

@@ -64,6 +64,12 @@ class Cancellations:
         """Cancel the running attempts of all subtasks that restart together with these."""
         self.cancel(self.regions.restart(keys, self._runs))
 
+    def end_all(self) -> None:
+        """Cancel all running attempts: the next ones are deployed together once these have ended."""
+        self.give_up()
+        self.regions = Regions(self._graph, "full")
+        self.restart_with(list(self._tasks))
+
     def drain(self, keys: Sequence[TaskKey]) -> Sequence[TaskKey]:
         """Drain these running subtasks, whose slots move. Returns all subtasks that must end for it."""
         if self.regions.joint:

@@ -136,6 +136,11 @@ class Ends:
             for producer in _members(masks.pop(edge)):
                 self._unread[self._graph.edges[edge].source, producer] += 1
 
+    def start_over(self) -> None:
+        """All tasks begin again: nothing is read to its end."""
+        for table in (self._read, self._unread, self._spent, self.news):
+            table.clear()
+
     def _left(self, producer: TaskKey) -> int:
         left = self._unread.get(producer)
         if left is None:

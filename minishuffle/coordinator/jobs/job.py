@@ -16,6 +16,7 @@ from minishuffle.coordinator.jobs.consumption import (
     EndsRecord,
     is_stale,
 )
+from minishuffle.coordinator.jobs.cuts import CutsRecord, JobCuts
 from minishuffle.coordinator.jobs.deaths import STRATEGIES, Deaths, TaskDeaths
 from minishuffle.coordinator.jobs.failover import (
     RESTART_BACKOFF,
@@ -23,6 +24,7 @@ from minishuffle.coordinator.jobs.failover import (
     JobFailures,
     RegionsRecord,
 )
+from minishuffle.coordinator.jobs.fallback import BEGINNING, FallbackRecord, JobFallback, RestorePoint
 from minishuffle.coordinator.jobs.history import History, HistoryRecord
 from minishuffle.coordinator.jobs.joblinks import Exclusion, JobLinks, LinksRecord
 from minishuffle.coordinator.jobs.lifecycle import (
@@ -53,12 +55,14 @@ from minishuffle.coordinator.jobs.positions import PositionsRecord, Resumption
 from minishuffle.coordinator.jobs.progress import JobProgress
 from minishuffle.coordinator.jobs.recoveries import Recoveries
 from minishuffle.coordinator.jobs.restarttimers import RestartTimers
+from minishuffle.coordinator.jobs.restoring import resumptions_of
 from minishuffle.coordinator.jobs.savepoints import (
     FETCH_SECONDS,
+    FolderWork,
     JobSavepoint,
     SavepointRecord,
-    never_saved,
     not_safe,
+    partly_ended,
     unfetched,
 )
 from minishuffle.coordinator.jobs.subtasks import (
@@ -80,12 +84,16 @@ from minishuffle.errors import (
     ResourceExhausted,
     ShuffleError,
     TaskCancelled,
+    UnreadableSnapshot,
     UsageError,
     error_from_code,
 )
 from minishuffle.plan.graph import JobGraph, Placement
+from minishuffle.plan.guarantee import never_saved
 from minishuffle.plan.stages import deploys_later
-from minishuffle.snapshots.storage import without_credentials
+from minishuffle.snapshots.catalog import folder_name
+from minishuffle.snapshots.sealedmanifest import SnapshotManifest
+from minishuffle.snapshots.storage import place_below
 from minishuffle.wire.messages import (
     DeployTasks,
     ErrorInfo,
@@ -150,6 +158,11 @@ class JobRecord(Record):
     links: LinksRecord
     pause: PauseRecord = field(default_factory=PauseRecord)
     savepoint: SavepointRecord = field(default_factory=SavepointRecord)
+    cut: SavepointRecord = field(default_factory=SavepointRecord)
+    cuts: CutsRecord = field(default_factory=CutsRecord)
+    origin: RestorePoint = BEGINNING
+    fallback: FallbackRecord = field(default_factory=FallbackRecord)
+    rows_collected: int = 0
     stages: StagesRecord = ()
 
 
@@ -214,18 +227,22 @@ class Job:
         self.deaths = Deaths(graph.settings.restart_failures_max, at)
         self.recoveries, self.links = Recoveries(), JobLinks(self.history)
         self.pause, self.move, self.savepoint = JobPause(), JobMove(), JobSavepoint()
+        self.origin, self.fallback = BEGINNING, JobFallback()
+        self.cut, self.cuts = JobSavepoint(), JobCuts()
+        if given.is_guaranteed and not never_saved(graph):
+            self.cuts.want(at, given.durable_interval)
         self.moved_state = MovedState(graph, self.progress, self.slots, self._note)
         self.cancellations = Cancellations(graph, self.replays, self.move, self.subtasks)
         self.history.note(at, "created", f"{name}: {len(self.subtasks)} tasks {self._where(placement)}")
 
-    def restore(self, resumptions: Mapping[TaskKey, Resumption], path: str) -> None:
+    def restore(self, resumptions: Mapping[TaskKey, Resumption], origin: RestorePoint) -> None:
         """(A new job.) Its first attempts begin with what a savepoint holds for them."""
-        sources = self.progress.sources
+        self.origin, sources = origin, self.progress.sources
         for key, resumption in resumptions.items():
             sources.report(*key, resumption.positions, self.submitted_at)
             sources.resume(*key, self.submitted_at)
             self.subtasks[key].begin_from(resumption)
-        self.history.note(self.submitted_at, "restored", f"from savepoint {without_credentials(path)}")
+        self.history.note(self.submitted_at, "restored", f"from {origin}")
 
     def _where(self, placement: Placement) -> str:
         workers = ", ".join(map(str, sorted(set(placement))))
@@ -256,6 +273,11 @@ class Job:
             links=self.links.record(),
             pause=self.pause,
             savepoint=self.savepoint,
+            cut=self.cut,
+            cuts=self.cuts,
+            origin=self.origin,
+            fallback=self.fallback,
+            rows_collected=self.progress.rows_collected,
             stages=self.stages.record(),
         )
 
@@ -287,6 +309,12 @@ class Job:
         self.links.recall(record.links)
         self.pause = JobPause(**asdict(record.pause))
         self.savepoint = JobSavepoint(**asdict(record.savepoint))
+        self.cut = JobSavepoint(**asdict(record.cut))
+        self.cuts, self.fallback = JobCuts(), JobFallback()
+        self.cuts.recall(record.cuts)
+        self.fallback.recall(record.fallback)
+        self.origin = record.origin
+        self.progress.recall_collected(record.rows_collected)
         self.recoveries.recall_restarts(record.restarts)
         self.progress.books.recall(record.books, past)
         self.subtasks.recall({key: each.task for key, each in tasks.items()}, counts)
@@ -375,6 +403,8 @@ class Job:
             pause_problem=self.pause.problem,
             pause_left=self._left() if self.pause.phase == "paused" else [],
             savepoint=self.savepoint.info(),
+            durable=self.cuts.info(),
+            fallbacks=self.fallback.count,
             links_broken=self.links.infos(),
             flow_control=self.graph.settings.flow_control,
         )
@@ -544,7 +574,7 @@ class Job:
         """Keep a batch of rows for the client; False if the job is stopping."""
         if self.stopping:
             return False
-        task.collected(message.rows)
+        self.progress.collected(task, message.rows)
         if not self.history.collect(self.graph.vertices[task.operator].collects, message.payload):
             text = (
                 f"job collected more than {limits.COLLECT_BYTES_MAX} bytes of rows: write large results "
@@ -660,6 +690,8 @@ class Job:
             self.cancel(at, f"stopped behind savepoint {self.savepoint.where}")
         elif self.savepoint.under_way:
             self._fail_savepoint("the coordinator was lost meanwhile: take it again", at)
+        self._give_cut_up("the coordinator was lost meanwhile", at)
+        self.fallback.read(self.id)
         self.deaths.coordinator_lost(at)
         self.progress.coordinator_lost()
 
@@ -745,6 +777,7 @@ class Job:
         if self.terminal or self.stopping:
             raise UsageError(f"job {self.id} is {self.state}: only one that runs can be paused")
         self.savepoint.keep_paused()
+        self._give_cut_up("a client pauses the job", at)
         self.pause.want(at, seconds)
         self._advance(at)
 
@@ -815,18 +848,21 @@ class Job:
             )
         if why := never_saved(self.graph):
             raise UsageError(f"no savepoint of job {self.id} ({self.name}) can be taken: {why}")
-        self.savepoint.begin(self.id, folder, token=token, stops=stops, at=at, seconds=seconds)
+        self._give_cut_up("a client asks for a savepoint", at)
+        number = self.next_snapshot
+        self.savepoint.begin(self.id, folder, number=number, token=token, stops=stops, at=at, seconds=seconds)
         self.savepoint.pauses_within(pause_seconds)
         self.history.note(at, "savepoint begun", f"into {self.savepoint.where}")
 
     def folder_prepared(self, number: int, problem: str, at: float) -> None:
-        """The folder of a savepoint was made by the coordinator, or could not be."""
-        if (self.savepoint.number, self.savepoint.phase) != (number, "checking"):
-            return
-        if problem:
-            self._fail_savepoint(problem, at)
-        else:
-            self.savepoint.prepared(self.subtasks.open_workers())
+        """The folder of a savepoint or durable snapshot was made by the coordinator, or could not be."""
+        if (self.cut.number, self.cut.phase) == (number, "checking"):
+            self._take_cut(problem, at)
+        elif (self.savepoint.number, self.savepoint.phase) == (number, "checking"):
+            if problem:
+                self._fail_savepoint(problem, at)
+            else:
+                self.savepoint.prepared(self.subtasks.open_workers())
         self._advance(at)
 
     def folder_checked(self, worker: int, number: int, problem: str, at: float) -> None:
@@ -842,8 +878,13 @@ class Job:
         self._advance(at)
 
     def state_taken(self, task: Subtask, fact: StateTaken, at: float) -> None:
-        """A task that stands has taken its state; once all have, the job goes on."""
-        if self.savepoint.needs(task.key) and fact.problem and fact.savepoint == self.savepoint.number:
+        """A task has taken its state; once all have that stand for that, the job goes on."""
+        if fact.savepoint == self.cut.number:
+            if self.cut.needs(task.key) and fact.problem:
+                self._give_cut_up(f"{task}: {fact.problem}", at)
+            else:
+                self.cut.task_has_taken(task.key, fact)
+        elif self.savepoint.needs(task.key) and fact.problem and fact.savepoint == self.savepoint.number:
             self._fail_savepoint(f"{task}: {fact.problem}", at)
         elif self.savepoint.task_has_taken(task.key, fact):
             self.savepoint.all_taken(at, self.history.batches)
@@ -854,15 +895,25 @@ class Job:
         self._advance(at)
 
     def state_written(self, task: Subtask, fact: StateWritten, at: float) -> None:
-        """The state of a task is in the folder of a savepoint, or could not be written."""
-        if self.savepoint.needs(task.key) and fact.problem and fact.savepoint == self.savepoint.number:
-            self._fail_savepoint(f"worker {task.worker} cannot write the state of {task}: {fact.problem}", at)
+        """The state of a task is in the folder of a snapshot, or could not be written."""
+        saving = self.cut if fact.savepoint == self.cut.number else self.savepoint
+        if not (saving.needs(task.key) and fact.problem and fact.savepoint == saving.number):
+            saving.task_has_written(task.key, fact)
         else:
-            self.savepoint.task_has_written(task.key, fact)
+            problem = f"worker {task.worker} cannot write the state of {task}: {fact.problem}"
+            fail = self._give_cut_up if saving is self.cut else self._fail_savepoint
+            fail(problem, at)
         self._advance(at)
 
     def savepoint_committed(self, number: int, problem: str, at: float) -> None:
-        """The manifest of a savepoint is there, or could not be written."""
+        """The manifest of a savepoint or durable snapshot is there, or could not be written."""
+        if (self.cut.number, self.cut.phase) == (number, "committing"):
+            if problem:
+                self._give_cut_up(problem, at)
+            else:
+                self.cut.committed(at)
+                self.cuts.complete(self.id, self.cut)
+            return
         if (self.savepoint.number, self.savepoint.phase) != (number, "committing"):
             return
         if problem:
@@ -894,12 +945,17 @@ class Job:
                 if at >= savepoint.fetched_by:
                     self._fail_savepoint(unfetched(missing), at)
                 return
-            ended = {
-                key: record.splits
-                for key, task in self.subtasks.items()
-                if task.state == "finished" and (record := self.progress.sources.record(*key)) is not None
-            }
-            savepoint.commit(self.id, self.name, savepoint.saved(self.graph, self.subtasks, ended))
+            self._commit(savepoint)
+
+    def _commit(self, saving: JobSavepoint) -> None:
+        """All files are there: have the manifest written."""
+        sources = self.progress.sources
+        ended = {
+            key: record.splits
+            for key in self.subtasks
+            if saving.has_ended(key) and (record := sources.record(*key)) is not None
+        }
+        saving.commit(self.id, self.name, saving.saved(self.graph, self.subtasks, ended))
 
     def _fail_savepoint(self, problem: str, at: float) -> None:
         """Let the savepoint fail; a job that was paused for it goes on."""
@@ -910,6 +966,121 @@ class Job:
             self._transition_job("running", "user", at, "it goes on")
         elif holds and self.pause.under_way:
             self._give_pause_up(problem, at)
+
+    # --- durable snapshots -----------------------------------------------------------------------
+
+    @property
+    def next_snapshot(self) -> int:
+        """The number of the next savepoint or durable snapshot."""
+        return max(self.savepoint.number, self.cut.number) + 1
+
+    def cut_within(self, seconds: float, pause_seconds: float, directory: str, at: float) -> None:
+        """Begin a durable snapshot there if one is due and can be taken now, with limits for it and for its
+        alignment; give up one whose deadline has passed."""
+        if self.cut.under_way and at >= self.cut.until:
+            self._give_cut_up(self.cut.overdue(self.subtasks), at)
+        if self.cut.under_way or not self.cuts.is_due(at):
+            return
+        if not directory or self._why_no_cut():
+            self.cuts.postpone(at)
+            return
+        number = self.next_snapshot
+        folder = place_below(directory, f"{folder_name(self.id, 'durable', number)}-{int(at)}")
+        self.cut.begin(self.id, folder, number=number, at=at, seconds=seconds, kind="durable")
+        self.cut.pauses_within(pause_seconds)
+        self.cuts.begin(at, self.graph.settings.durable_interval, self.progress.rows_published)
+
+    def worker_returned(self, worker: int, at: float) -> None:
+        """A worker has come back, and may not have got what it was sent."""
+        self.savepoint.ask_again(worker, self.subtasks)
+        if self.cut.phase == "taking":
+            self._give_cut_up(f"worker {worker} was away meanwhile", at)
+
+    def _why_no_cut(self) -> str:
+        """Why no barrier can go through the job now; empty: it can."""
+        if self.state != "running" or self.pause.phase != "none" or self.savepoint.under_way:
+            return f"the job is {self.state}"
+        if self.fallback.under_way or self.moves or self.move.barrier or self.timers:
+            return "tasks restart or move"
+        late = [task for task in self.subtasks.values() if task.state not in ("running", "finished")]
+        return f"{names_of(late)} does not run yet" if late else ""
+
+    def _take_cut(self, problem: str, at: float) -> None:
+        """The folder is there, or could not be made: send the barrier."""
+        if why := problem or self._why_no_cut():
+            self._give_cut_up(why, at)
+            return
+        self.cut.prepared([])
+        live = [task for task in self.subtasks.values() if task.runs]
+        self.cut.take_within(self.pause.next_barrier(), live, at)
+
+    def _advance_cut(self, at: float) -> None:
+        cut = self.cut
+        if cut.has_all_taken:
+            ended = [task for task in self.subtasks.values() if cut.has_ended(task.key)]
+            if why := partly_ended(self.graph, ended):
+                self._give_cut_up(why, at)
+                return
+            cut.all_taken(at, 0)
+            self.pause.repeat()
+        if cut.all_written:
+            self._commit(cut)
+
+    def _give_cut_up(self, problem: str, at: float) -> None:
+        """Let the durable snapshot that is under way fail; its barrier, if it is out, is taken back."""
+        if not self.cut.under_way:
+            return
+        self.cut.fail(self.id, problem)
+        self.pause.repeat()
+        if self.cuts.fail(problem):
+            self.history.note(at, "durable snapshot failed", problem)
+
+    def take_folder_work(self) -> list[FolderWork]:
+        """Take what the coordinator's process is to do in folders of snapshots."""
+        asked = (self.savepoint, self.cut, self.cuts, self.fallback)
+        return [work for each in asked for work in each.take_work()]
+
+    # --- back to a snapshot ----------------------------------------------------------------------
+
+    def _fall_back(self, cause: ErrorInfo, at: float) -> None:
+        """A task cannot go on alone: all of them go back to a snapshot of the whole job."""
+        if not self.fallback.under_way:
+            self.history.note(at, "job falls back", cause.text)
+            self.fallback.begin(self.id, [*self.cuts.points(), self.origin])
+        self.cancellations.end_all()
+
+    def snapshot_opened(
+        self, work: FolderWork, found: SnapshotManifest | ShuffleError | None, at: float
+    ) -> None:
+        """The manifest of a snapshot to go back to was read, or cannot be: then an older one is."""
+        if not self.fallback.awaits(work.savepoint, work.folder):
+            return
+        try:
+            if not isinstance(found, SnapshotManifest):
+                raise found or UnreadableSnapshot(f"there is no manifest in {work.folder}")
+            self.fallback.found(resumptions_of(self.graph, found, self.fallback.points[0]))
+        except ShuffleError as error:
+            text = f"{self.fallback.points[0]} cannot be read: {error}"
+            if self.fallback.unreadable(self.id):
+                self.history.note(at, "snapshot passed over", text)
+            else:
+                self.fail(ErrorInfo(code=error.code, text=text), at, verdict=True)
+        self._advance(at)
+
+    def _begin_again(self, at: float) -> None:
+        """All attempts have ended, and what the next ones begin with is known."""
+        point, resumptions = self.fallback.end()
+        for task in self.subtasks.values():
+            if task.state == "finished":
+                self._restart(task, at, f"from {point}")
+            if task.state != WAITING:
+                task.start_over(resumptions.get(task.key, Resumption()))
+        self.ends.start_over()
+        self.progress.goes_back(point.published)
+        self.cancellations.widen(self.deaths.strategy(self.graph.settings.restart_strategy))
+        self.subtasks.touch(*self.subtasks)
+        self.timers.join(self.subtasks)
+        self.history.note(at, "job begins again", f"all tasks go on from {point}")
 
     def take_stop(self) -> bool:
         """Whether CancelTasks must be sent: True once."""
@@ -1001,6 +1172,7 @@ class Job:
         """
         moving = set(slots)
         here = [key for key, task in self.subtasks.items() if task.runs and self.slot_of(key) in moving]
+        self._give_cut_up("tasks move", at)
         keys = self.cancellations.drain(here)
         aligns = not self.graph.settings.is_guaranteed  # else they go on from snapshots
         if keys and seconds and aligns and self.state in ("running", "pausing") and not self.pause.is_out:
@@ -1141,12 +1313,15 @@ class Job:
             times.append(self.pause.until)
         if self.move.barrier:
             times.append(self.move.until)
-        times.append(self.savepoint.next_time())
+        times += [self.savepoint.next_time(), self.cut.next_time()]
+        if self.cuts.next_at and not self.cut.under_way:
+            times.append(self.cuts.next_at)
         return min((time for time in times if time is not None), default=None)
 
     def _holds_back(self, key: TaskKey) -> bool:
         """Whether a pending task waits until others have ended."""
-        return self.slot_of(key) in self.slots.moving or self.cancellations.holds_back(key)
+        is_held = self.fallback.under_way or self.slot_of(key) in self.slots.moving
+        return is_held or self.cancellations.holds_back(key)
 
     @property
     def waits_for_slot(self) -> bool:
@@ -1305,6 +1480,7 @@ class Job:
     def _end_attempt(self, task: Subtask, change: _Change) -> None:
         """The end of its attempt is no longer awaited."""
         self.cancellations.ended(task.key)
+        self.cut.task_has_finished(task.key)
         task.ended(change.to)
         if self.savepoint.phase == "stopping":
             task.hold_nothing()
@@ -1316,6 +1492,8 @@ class Job:
             self.cancellations.cancel(self.move.interrupt(change.at))
         if problem := self.pause.interrupted(task):
             self._give_pause_up(problem, change.at)
+        if self.cut.phase == "taking" or self.cut.needs(task.key):
+            self._give_cut_up(f"{task} ended before its state was written ({change.text})", change.at)
         if self.savepoint.phase == "checking" or self.savepoint.needs(task.key):
             self._fail_savepoint(f"{task} ended before its state was written ({change.text})", change.at)
 
@@ -1372,6 +1550,8 @@ class Job:
                 problem = "the job has ended" if self.terminal else f"the job is {self.state}"
                 if self.savepoint.phase not in ("none", "stopping") and self.state != "running":
                     self._fail_savepoint(problem, at)
+                if self.cut.under_way and self.state != "running":
+                    self.cut.fail(self.id, problem)
                 self.pause.end(problem if self.pause.under_way else "", tells=self.state == "running")
             case "stop tasks":
                 self._stop_tasks(at)
@@ -1382,6 +1562,7 @@ class Job:
             case "end":
                 self.ended_at = at
                 self.links.end()
+                self.cuts.end(self.id)
                 if self.savepoint.phase == "stopping":
                     self.savepoint.end()
             case _:
@@ -1394,6 +1575,7 @@ class Job:
                 self._transition(task, "canceled", "coordinator", at, "the job ends")
         self.stages.give_up()
         self.cancellations.give_up()
+        self.fallback.give_up()
 
     def _advance(self, at: float) -> None:
         """Derive the places of slots, and the states of regions and of the job, from the states of the
@@ -1402,6 +1584,8 @@ class Job:
         self._arrive(at)
         for keys in self.cancellations.regions.take_ended():
             self._restart_together(keys, at)
+        if self.fallback.is_read and self.cancellations.regions.at_rest:
+            self._begin_again(at)
         self._replay(at)
         states = self.subtasks.states
         if self.state == "created" and not (states["created"] or self.timers or self.subtasks.all_wait):
@@ -1409,6 +1593,7 @@ class Job:
             self._transition_job("running", "coordinator", at, text)
         self._advance_pause(at)
         self._advance_savepoint(at)
+        self._advance_cut(at)
         if not self.subtasks.all_ended:
             self._give_slots_back(at)
             return
@@ -1526,6 +1711,9 @@ class Job:
                 assert not self._restarts or not self.ends.needed(task.key)
         assert (self.state == "paused") == (self.pause.phase == "paused")
         assert self.pause.under_way or self.state != "pausing"
+        assert self.fallback.under_way or not self.fallback.is_read
+        assert self.cut.phase != "taking" or (self.state == "running" and self.pause.phase == "none")
+        self.cuts.validate()
         self.slots.validate()
         self.stages.validate()
         self.ends.validate()

@@ -122,6 +122,11 @@ class SourceProgress:
         if subtask is not None:
             self.report(operator, index, positions, subtask.reported_at)
 
+    def start_over(self, operator: int, index: int, positions: bytes, at: float) -> None:
+        """The next attempt of a subtask begins at these positions, wherever earlier ones were."""
+        self._subtasks.pop((operator, index), None)
+        self.report(operator, index, positions, at)
+
     def resume(self, operator: int, index: int, at: float) -> Resumption:
         """Close the leases of a subtask, and give the positions for its next attempt, which begins now."""
         subtask = self._subtasks.get((operator, index))

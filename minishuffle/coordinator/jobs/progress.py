@@ -52,6 +52,8 @@ class JobProgress:
         kept = graph.kept_edges() | graph.retained_edges()
         self._snapshotted = graph.snapshotted()
         self.books = Books(graph.edges, kept, replays.vertices | self._snapshotted)
+        self.rows_collected = 0
+        """Rows that the client has, or gets."""
         self._losses: Losses | None = None
         """Cached losses; None after a change."""
 
@@ -153,7 +155,9 @@ class JobProgress:
     def next_attempt(self, task: Subtask, at: float) -> Resumption:
         """Close the account of a subtask's last attempt. Returns the state with which the next one starts."""
         key = task.key
-        if task.repeated or task.operator in self._snapshotted:
+        if task.starts_over:
+            self.sources.start_over(*key, task.resumption.positions, at)
+        elif task.repeated or task.operator in self._snapshotted:
             self.sources.reset(*key, task.resumption.positions)
         elif self.repeats_rows(task.operator) and not self._graph.vertices[task.operator].stream:
             self.sources.reset(*key)
@@ -169,6 +173,25 @@ class JobProgress:
             files_complete=self.manifest.is_complete(*key),
             first_row=task.rows_kept,
         )
+
+    @property
+    def rows_published(self) -> int:
+        """Rows that left the job: in listed files, and collected."""
+        return self.manifest.rows + self.rows_collected
+
+    def collected(self, task: Subtask, rows: int) -> None:
+        """Count rows that the client gets."""
+        task.collected(rows)
+        self.rows_collected += rows
+
+    def recall_collected(self, rows: int) -> None:
+        """Restore their number."""
+        self.rows_collected = rows
+
+    def goes_back(self, published: int) -> None:
+        """The job goes back to where it had published so many rows: those behind it come twice."""
+        self.books.repeat(max(0, self.rows_published - published))
+        self._losses = None
 
     def repeats_rows(self, operator: int) -> bool:
         """Whether all rows of a subtask come again when it restarts."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from minishuffle.coordinator.jobs.fallback import RestorePoint
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
 from minishuffle.coordinator.jobs.positions import Resumption
 from minishuffle.coordinator.jobs.savepoints import sides_of
@@ -17,32 +18,31 @@ from minishuffle.plan.graph import JobGraph, StatefulOperator
 from minishuffle.snapshots.sealedmanifest import SavedOperator, SavedSplit, SnapshotManifest, fingerprint
 from minishuffle.wire.messages import Restoration
 from minishuffle.wire.packed import Cursor, SplitPosition, pack_positions
-from minishuffle.wire.requests import SubmitJob
 
 __all__ = ["resumptions_of"]
 
 
 def resumptions_of(
-    graph: JobGraph, manifest: SnapshotManifest, message: SubmitJob
+    graph: JobGraph, manifest: SnapshotManifest, point: RestorePoint
 ) -> dict[TaskKey, Resumption]:
-    """Positions and state for the first attempts of a submitted job; tasks for which the savepoint has none
-    are left out.
+    """Positions and state for the first attempts of a submitted job, or of one that goes back to ``point``;
+    tasks for which the snapshot has none are left out.
 
     Raises:
         UsageError: an operator is not in both, or is another one there, or the job cannot go on from any.
     """
     _require_restorable(graph)
     saved = {each.id: each for vertex in manifest.vertices for each in vertex.operators}
-    dropped = _dropped(saved.values(), message.drop_state)
+    dropped = _dropped(saved.values(), point.drop)
     ours = {each.id: each for vertex in graph.vertices for each in vertex.states}
     _require_match({id: each for id, each in saved.items() if id not in dropped}, ours)
     taken = saved.keys() & ours.keys() - dropped
     where = {each.id: number for number, vertex in enumerate(manifest.vertices) for each in vertex.operators}
     ended = _ended(manifest)
     restoration = Restoration(
-        path=message.restore_from,
+        path=point.path,
         fingerprint=fingerprint(manifest),
-        trust=message.trust_snapshot,
+        trust=point.trust,
         dropped=sorted(dropped),
     )
     found = {}

@@ -30,6 +30,7 @@ from minishuffle.snapshots.sealedmanifest import (
     SavedSplit,
     SavedTask,
     SavedVertex,
+    SnapshotKind,
     SnapshotManifest,
     WrittenState,
 )
@@ -44,8 +45,8 @@ __all__ = [
     "FolderWork",
     "JobSavepoint",
     "SavepointRecord",
-    "never_saved",
     "not_safe",
+    "partly_ended",
     "sides_of",
     "unfetched",
 ]
@@ -61,15 +62,17 @@ CHECKED_FILE: Final = "begun"
 
 @dataclass(frozen=True, slots=True)
 class FolderWork:
-    """Work for the coordinator's process in the folder of a savepoint: ``prepare`` it with a file, ``commit``
-    the manifest, or ``discard`` all of it. The first two are answered."""
+    """Work for the coordinator's process in the folder of a snapshot: ``prepare`` it with a file, ``commit``
+    the manifest, ``open`` that, or ``discard`` all of it. All but the last are answered."""
 
     job: str
     savepoint: int
     folder: str
-    work: Literal["prepare", "commit", "discard"]
+    work: Literal["prepare", "commit", "open", "discard"]
     content: str = ""
     manifest: SnapshotManifest | None = None
+    trust: bool = False
+    """Open a manifest that is not signed under the secret, too."""
 
 
 @dataclass(slots=True)
@@ -77,6 +80,8 @@ class SavepointRecord(Record):
     """The journaled state of the last savepoint of a job. Times are wall clock."""
 
     phase: Phase = "none"
+    kind: SnapshotKind = "savepoint"
+    """``durable``: its tasks go on as soon as their own state is taken, and the job does not stand."""
     number: int = 0
     """Number of the last savepoint; 0: there was none."""
     token: str = ""
@@ -114,6 +119,8 @@ class JobSavepoint(SavepointRecord):
     """When the job was to stand."""
     pause_seconds: float = 0.0
     """How long the tasks may take until they stand."""
+    limit: float = 0.0
+    """Seconds for all of it, while only those for the barrier count."""
     collected: int = 0
     """Batches of collected rows that precede the cut."""
     fetched_by: float = math.inf
@@ -146,9 +153,22 @@ class JobSavepoint(SavepointRecord):
             self.stops and self.phase in ("writing", "committing")
         )
 
-    def begin(self, job: str, folder: str, *, token: str, stops: bool, at: float, seconds: float) -> None:
-        """A client asks for a savepoint, within ``seconds``."""
-        self.phase, self.number, self.token, self.folder = "checking", self.number + 1, token, folder
+    def begin(
+        self,
+        job: str,
+        folder: str,
+        *,
+        number: int,
+        at: float,
+        seconds: float,
+        token: str = "",
+        stops: bool = False,
+        kind: SnapshotKind = "savepoint",
+    ) -> None:
+        """A client, or the interval of the job, asks for one within ``seconds``; ``number`` is that among
+        those of both kinds."""
+        self.phase, self.number, self.token, self.folder = "checking", number, token, folder
+        self.kind = kind
         self.is_made, self.stops, self.holds, self.problem = False, stops, False, ""
         self.began, self.until, self.bytes, self.seconds, self.stood = at, at + seconds, 0, 0.0, 0.0
         self._forget()
@@ -159,7 +179,7 @@ class JobSavepoint(SavepointRecord):
         self.pause_seconds = seconds
 
     def _content(self, job: str) -> str:
-        return f"savepoint {self.number} of job {job}, begun at {self.began:.6f}"
+        return f"{self.kind} {self.number} of job {job}, begun at {self.began:.6f}"
 
     def prepared(self, workers: Iterable[int]) -> None:
         """The file is in the folder: have these workers look for it."""
@@ -187,15 +207,36 @@ class JobSavepoint(SavepointRecord):
         self.holds = False
 
     def take(self, barrier: int, tasks: Iterable[Subtask]) -> None:
-        """The job stands at the barrier: have these tasks take their state."""
+        """Have these tasks take their state at the barrier, at which the job stands unless it goes on."""
         self.phase, self._barrier = "taking", barrier
         there = list(tasks)
         self._tasks = {task.key: task.attempt for task in there}
         self._unsent = {task.worker for task in there}
 
+    def take_within(self, barrier: int, tasks: Iterable[Subtask], at: float) -> None:
+        """(A durable one.) Have these tasks take their state, within the time for a pause."""
+        self.take(barrier, tasks)
+        self.aligned_at, self.limit = at, self.until - self.began
+        self.until = at + self.pause_seconds
+
+    def task_has_finished(self, key: TaskKey) -> None:
+        """A task has ended before it came to the barrier: its consumers do not wait for one of it."""
+        if self.phase == "taking" and key not in self._taken:
+            self._tasks.pop(key, None)
+
+    @property
+    def has_all_taken(self) -> bool:
+        """All tasks that had not ended have taken their state."""
+        return self.phase == "taking" and self._taken.keys() == self._tasks.keys()
+
+    def has_ended(self, key: TaskKey) -> bool:
+        """Whether a task is in it as one that has ended."""
+        return key not in self._tasks
+
     def all_taken(self, at: float, collected: int) -> None:
         """All state is taken, of a job of which so many batches of rows were collected before."""
         self.phase, self.stood = "writing", at - self.aligned_at
+        self.until = max(self.until, self.began + self.limit)
         self.collected, self.fetched_by = collected, math.inf
 
     def fetch_by(self, time: float) -> None:
@@ -227,12 +268,12 @@ class JobSavepoint(SavepointRecord):
         self.phase = "committing"
         vertices, tasks, positions = saved
         manifest = SnapshotManifest(
-            "", "savepoint", self.number, self.began, "", job, name, vertices, tasks, positions
+            "", self.kind, self.number, self.began, "", job, name, vertices, tasks, positions
         )
         self.work.append(FolderWork(job, self.number, self.folder, "commit", manifest=manifest))
 
     def committed(self, at: float) -> None:
-        """The manifest is there: the savepoint is complete."""
+        """The manifest is there: it is complete."""
         self.phase, self.seconds = ("stopping" if self.stops else "none"), at - self.began
         self._forget()
 
@@ -259,7 +300,8 @@ class JobSavepoint(SavepointRecord):
 
     def overdue(self, tasks: Mapping[TaskKey, Subtask]) -> str:
         """Why it fails at its deadline."""
-        within = f"within {self.until - self.began:g} s (savepoint_timeout)"
+        setting = "pause_timeout" if self.limit and self.phase == "taking" else "savepoint_timeout"
+        within = f"within {self.until - self.began:g} s ({setting})"
         if self._unchecked:
             workers = ", ".join(map(str, sorted(self._unchecked)))
             return f"worker {workers} did not look for {self.where} {within}"
@@ -307,7 +349,12 @@ class JobSavepoint(SavepointRecord):
             )
         else:
             message = WriteState(
-                term=term, job=job, savepoint=self.number, barrier=self._barrier, folder=self.folder
+                term=term,
+                job=job,
+                savepoint=self.number,
+                barrier=self._barrier,
+                folder=self.folder,
+                goes_on=self.kind == "durable",
             )
         return [(worker, message) for worker in unsent]
 
@@ -402,29 +449,6 @@ def sides_of(graph: JobGraph) -> frozenset[int]:
     )
 
 
-def never_saved(graph: JobGraph) -> str:
-    """Why no savepoint of a job of this kind can be taken; empty: it can."""
-    for edge in graph.edges:
-        if edge.kind == "blocking":
-            where = f"{graph.vertices[edge.source].name} => {graph.vertices[edge.target].name}"
-            return (
-                f"a blocking exchange stores its rows outside of all tasks ({where}): leave "
-                "exchange('blocking') out, or run the job again from its beginning"
-            )
-    for vertex in graph.vertices:
-        if vertex.stream:
-            return (
-                f"other programs write to its stream {vertex.stream!r}, and what they have sent is known to "
-                "this cluster alone: have the job read a source of its own"
-            )
-        if vertex.sink:
-            return (
-                f"its sink {vertex.sink!r} keeps rows for other programs, on its workers alone: write "
-                "them with to_files, or a sink of your own"
-            )
-    return ""
-
-
 def not_safe(
     graph: JobGraph,
     tasks: Mapping[TaskKey, Subtask],
@@ -447,11 +471,18 @@ def not_safe(
         if stands.barrier < barrier:
             return f"{tasks[key]} has restarted, and does not stand yet: try again"
     for number, vertex in enumerate(graph.vertices):
-        of = [task for task in tasks.values() if task.operator == number]
-        if any(task.state == WAITING for task in of):
+        if any(task.state == WAITING for task in tasks.values() if task.operator == number):
             return f"{vertex.name} is not deployed yet: try again once it runs"
-        ended = [task for task in of if task.state == "finished"]
-        if len(ended) in (0, len(of)):
+    return partly_ended(graph, [task for task in tasks.values() if task.state == "finished"])
+
+
+def partly_ended(graph: JobGraph, ended_tasks: Iterable[Subtask]) -> str:
+    """Why a cut in which these tasks have ended cannot be used; empty: it can."""
+    of_vertex = [list[Subtask]() for _ in graph.vertices]
+    for task in ended_tasks:
+        of_vertex[task.operator].append(task)
+    for vertex, ended in zip(graph.vertices, of_vertex, strict=True):
+        if len(ended) in (0, vertex.parallelism):
             continue
         if not vertex.is_source or graph.settings.restart_strategy == "none":
             return (

@@ -63,6 +63,8 @@ class Subtask(AttemptRecord):
     """Rows of the attempt that the client has."""
     state_bytes: int = 0
     """Size of the state that its attempt keeps for the next attempt, since it has moved."""
+    starts_over: bool = False
+    """Its next attempt begins with ``resumption``, whatever earlier ones have done."""
     readable: list[int] = field(default_factory=list)
     """Edges for which the attempt has begun a buffer, if their consumers waited for it."""
 
@@ -79,6 +81,11 @@ class Subtask(AttemptRecord):
         """Its first attempt begins with what a savepoint has for it."""
         self.resumption = resumption
 
+    def start_over(self, resumption: Resumption) -> None:
+        """Its next attempt begins with this, and with a version of its rows of its own."""
+        self.resumption, self.starts_over = resumption, True
+        self.repeated, self.state_bytes = "", 0
+
     def has_begun(self) -> None:
         """Its attempt runs: what a savepoint had for it is taken."""
         self.resumption = self.resumption._replace(restoration=None)
@@ -91,13 +98,13 @@ class Subtask(AttemptRecord):
     def begin_next(self, worker: int, round: int, resumption: Resumption) -> None:
         """Deploy its next attempt on a worker, with all its counts reset."""
         self.attempt, self.round, self.resumption = self.attempt + 1, round, resumption
-        if not (self.repeated or self.same_rows):
+        if self.starts_over or not (self.repeated or self.same_rows):
             self.version, self.version_round = self.attempt, round
         self.worker, self.on_worker, self.end = worker, True, ""
         self.counters, self.traffic, self.result, self.rows_made = TaskCounters(), b"", b"", 0
         self.rows_listed, self.rows_leased, self.passed_on_max, self.repeated = 0, 0, None, ""
         self.rows_collected, self.readable = 0, []
-        self.moved, self.state_bytes = False, 0
+        self.moved, self.state_bytes, self.starts_over = False, 0, False
 
     def record(self) -> Subtask:
         """For the journal. The counts of a running attempt have a record of their own."""

@@ -94,8 +94,9 @@ class Deployer:
         """
         self._send_late_ends(job, at)
         self._send_barriers(job)
-        for number, ask in job.savepoint.take_unsent(self.term, job.id):
-            self.send(number, ask)
+        for saving in (job.savepoint, job.cut):
+            for number, ask in saving.take_unsent(self.term, job.id):
+                self.send(number, ask)
         for number, message in [*releases(job, term=self.term), *cancellations(job, term=self.term)]:
             self.send(number, message)
         ready = self._restarted(job, held, at, called)

@@ -680,6 +680,7 @@ def _named_attempts(job: Job) -> dict[TaskKey, TaskAttempt]:
         attempt = task.attempt + (task.state in PENDING or task.state == WAITING)
         if attempt != FIRST_ATTEMPT:
             keeps_version = task.repeated or task.same_rows or task.version < task.attempt
+            keeps_version = keeps_version and not task.starts_over
             version = task.version if keeps_version else 0
             found[task.key] = TaskAttempt(
                 operator=task.operator, index=task.index, attempt=attempt, version=version

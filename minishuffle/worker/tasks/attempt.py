@@ -461,6 +461,11 @@ class Attempt:
             partition.end_barriers(over)
         self.paths.bell.ring()
 
+    def pass_barrier(self, barrier: int) -> None:
+        """The task has come to this barrier on all channels, and goes on behind it."""
+        for gate in self.gates:
+            gate.end_barriers(barrier)
+
     def move(self, barrier: int, moving: Collection[tuple[int, int]]) -> None:
         """Prepare for the move of the subtasks ``moving``. If this attempt is one of them, its task stops at
         the barrier once it has read all records sent to it before. Otherwise records that it emits for moving

@@ -41,8 +41,11 @@ class TaskPause:
         """(Task.) Edges of inputs that it reads later, once others have ended; while it stands."""
         self.saves: WriteState | None = None
         """(Any thread.) The savepoint for which the task is to take its state, while it stands."""
+        self.cut: WriteState | None = None
+        """(Any thread.) The durable snapshot for which the task is to take its state at a barrier, behind
+        which it goes on at once."""
         self._saved = 0
-        """The last savepoint of that kind."""
+        """The last savepoint or durable snapshot of that kind."""
         self._clock = clock
         self._wanted = barrier
         self._over = barrier - 1 if paused else barrier
@@ -55,6 +58,8 @@ class TaskPause:
         """The task must stop at ``barrier``, or continue if it has stopped there. It does not move."""
         self.moving = ()
         self._wanted = max(barrier, self._wanted)
+        if self.cut is not None and self.cut.barrier <= barrier:
+            self.cut = None
         over = max(barrier - 1 if paused else barrier, self._over)
         # Before the task continues: otherwise it would stop at the same barrier again.
         self.due = self._wanted if self._wanted > over else 0
@@ -70,11 +75,21 @@ class TaskPause:
         self.dividers.append((barrier, consumers))
 
     def save(self, message: WriteState) -> bool:
-        """If the task stands at that barrier, it is to take its state for the savepoint, once; else False."""
+        """If the task stands at that barrier, it is to take its state for the savepoint, once; else False.
+        For a durable snapshot it is to come to the barrier first, unless that has ended."""
+        if message.goes_on and message.savepoint > self._saved and message.barrier > self._over:
+            self.cut, self._saved = message, message.savepoint
+            return True
         if self.at != message.barrier or message.savepoint <= self._saved:
             return False
         self.saves, self._saved = message, message.savepoint
         return True
+
+    @property
+    def barrier(self) -> int:
+        """(Any thread.) The barrier that the task is to come to; 0: none."""
+        cut = self.cut
+        return self.due if cut is None else cut.barrier
 
     @property
     def ended(self) -> int:
@@ -98,6 +113,11 @@ class TaskPause:
     def take_saves(self) -> WriteState | None:
         """The savepoint for which the task takes its state now."""
         message, self.saves = self.saves, None
+        return message
+
+    def take_cut(self) -> WriteState | None:
+        """The durable snapshot for which the task takes its state now."""
+        message, self.cut = self.cut, None
         return message
 
     def go_on(self) -> None:

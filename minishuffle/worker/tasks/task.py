@@ -376,8 +376,8 @@ class Task:
             paths.bell.clear()
             if pause.dividers:
                 self._divide()
-            if barrier := pause.due:
-                self._stand(chain, barrier)
+            if barrier := pause.barrier:
+                self._meet(chain, barrier)
                 continue
             self._make_room()
             begin = pause.now()
@@ -434,15 +434,15 @@ class Task:
             paths.bell.clear()
             if pause.dividers:
                 self._divide()
-            if (barrier := pause.due) and inputs.is_aligned(barrier):
-                self._stand(chain, barrier, inputs.unread())
+            if (barrier := pause.barrier) and inputs.is_aligned(barrier):
+                self._meet(chain, barrier, inputs.unread())
                 continue
             self._make_room()
             now = pause.now()
             due = self._look_at_clock(chain, now)
             found = inputs.poll()
             if found is None:
-                if not (inputs.finished or (pause.due and inputs.is_aligned(pause.due))):
+                if not (inputs.finished or (pause.barrier and inputs.is_aligned(pause.barrier))):
                     paths.wait(min(GATES_WAIT_SECONDS, due - now))
                 continue
             number, item = found
@@ -482,9 +482,17 @@ class Task:
             self._recovers = False
             self.paths.post(self.first_record, self.attempt_id)
 
-    def _stand(self, chain: Chain, barrier: int, unread: Sequence[int] = ()) -> None:
-        """Send a barrier after all emitted records, and stop until the barrier has ended. Edges that are
-        ``unread`` are read later."""
+    def _meet(self, chain: Chain, barrier: int, unread: Sequence[int] = ()) -> None:
+        """All that came before a barrier is read: stop there, or take the state for a durable snapshot and go
+        on. Edges that are ``unread`` are read later."""
+        if (cut := self.paths.pause.take_cut()) is not None:
+            self._forward(chain, cut.barrier)
+            self._save(chain, cut, unread)
+        elif self.paths.pause.due:
+            self._stand(chain, barrier, unread)
+
+    def _forward(self, chain: Chain, barrier: int) -> None:
+        """Send a barrier after all emitted records."""
         self.paths.calls.enter()
         chain.on_barrier(self.paths.check)
         self.paths.calls.leave()
@@ -492,6 +500,10 @@ class Task:
         for partition in self.partitions.values():
             partition.broadcast_barrier(barrier)
         self.outbox.hurry()
+
+    def _stand(self, chain: Chain, barrier: int, unread: Sequence[int] = ()) -> None:
+        """Send a barrier, and stop until it has ended. Edges that are ``unread`` are read later."""
+        self._forward(chain, barrier)
         pause = self.paths.pause
         if pause.moving:
             self.state_handover.hand_on(chain)
@@ -504,9 +516,9 @@ class Task:
         pause.go_on()
         self.state_handover.go_on()
 
-    def _save(self, chain: Chain, savepoint: WriteState) -> None:
+    def _save(self, chain: Chain, savepoint: WriteState, unread: Sequence[int] = ()) -> None:
         """Take the state, once the coordinator has all rows and lines that precede it. Sinks have committed
-        at the barrier."""
+        at the barrier. Rows of edges that are ``unread`` would not be in a cut."""
         self.paths.calls.enter()
         self.outbox.drain()
         taken: TaskStateSnapshot | str
@@ -516,6 +528,8 @@ class Task:
             taken = f"its state cannot be written: {error}"
         if self._reader is None and not self.gates:
             taken = "it has restarted while the job was paused, and opens its source once that is resumed"
+        if unread:
+            taken = "rows of an input are not read yet, since it reads another input to its end first"
         self.paths.calls.leave()
         self.paths.post(self.saved, self.attempt_id, savepoint, taken)
 

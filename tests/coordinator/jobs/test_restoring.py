@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from minishuffle.coordinator.jobs.fallback import RestorePoint
 from minishuffle.coordinator.jobs.restoring import resumptions_of
 from minishuffle.errors import UsageError
 from minishuffle.plan.graph import Edge, JobGraph, StatefulOperator, Vertex
@@ -17,7 +19,6 @@ from minishuffle.snapshots.sealedmanifest import (
     SnapshotManifest,
 )
 from minishuffle.wire.packed import Cursor, SplitPosition, unpack_positions
-from minishuffle.wire.requests import SubmitJob
 
 SPLITS = {
     "0": SavedSplit(0, 5),
@@ -57,15 +58,15 @@ def graph(
     )
 
 
-def message(**fields: Any) -> SubmitJob:
-    return SubmitJob(name="n", python="3", graph=b"", restore_from="/s", **fields)
+def point(drop: Sequence[str] = ()) -> RestorePoint:
+    return RestorePoint("/s", tuple(drop))
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
 def test_each_split_without_a_name_is_dealt_to_one_subtask_and_one_with_a_name_to_all(
     parallelism: int,
 ) -> None:
-    found = resumptions_of(graph(parallelism), manifest(), message())
+    found = resumptions_of(graph(parallelism), manifest(), point())
     assert found.keys() == {(vertex, index) for vertex in (0, 1) for index in range(parallelism)}
     named = SplitPosition(3, 8, cursor=Cursor("named", b"at 8", 7))
     for index in range(parallelism):
@@ -92,7 +93,7 @@ def test_each_split_without_a_name_is_dealt_to_one_subtask_and_one_with_a_name_t
             {},
             r"count \(count-1\) is of kind fold in this job and of kind count in the savepoint",
         ),
-        ({}, {"drop_state": ["sum"]}, r"no state of 'sum' to drop: it has that of read, count \(count-1\)"),
+        ({}, {"drop": ["sum"]}, r"no state of 'sum' to drop: it has that of read, count \(count-1\)"),
         ({"edge": "blocking"}, {}, "a blocking exchange cannot go on from a savepoint"),
     ],
 )
@@ -100,24 +101,24 @@ def test_what_does_not_match_is_refused_with_what_to_do(
     given: dict[str, Any], asked: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(UsageError, match=text):
-        resumptions_of(graph(**given), manifest(), message(**asked))
+        resumptions_of(graph(**given), manifest(), point(**asked))
 
 
 @pytest.mark.parametrize("name", ["count", "count-1"])
 def test_state_that_is_dropped_is_taken_by_nobody(name: str) -> None:
     for id in ("count-1", "other"):
-        found = resumptions_of(graph(id=id), manifest(), message(drop_state=[name]))
+        found = resumptions_of(graph(id=id), manifest(), point(drop=[name]))
         assert {key[0] for key in found} == {0}
 
 
 def test_tasks_that_had_ended_give_their_end_and_nothing_else() -> None:
     """A source knows by its splits, and reads those that are new; one that reports none, as nothing of its
     job restarts, has ended."""
-    found = resumptions_of(graph(), manifest(counts="ended", reads="ended"), message())
+    found = resumptions_of(graph(), manifest(counts="ended", reads="ended"), point())
     assert [found[1, index].has_ended for index in (0, 1)] == [True, True]
     assert found[1, 0].restoration is None
     assert not found[0, 0].has_ended
-    found = resumptions_of(graph(), manifest(counts="ended", reads="ended", read={}), message())
+    found = resumptions_of(graph(), manifest(counts="ended", reads="ended", read={}), point())
     assert found[0, 0].has_ended
 
 
@@ -142,4 +143,4 @@ def test_a_side_that_is_read_to_its_end_first_runs_from_its_beginning() -> None:
         (SavedTask(0, 0, "running"),),
         {"read": {"0": SavedSplit(0, 5)}},
     )  # fmt: skip
-    assert resumptions_of(joined, saved, message()).keys() == {(0, 0)}
+    assert resumptions_of(joined, saved, point()).keys() == {(0, 0)}

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.coordinator.instructions import CoordinatorStep, ReadSnapshot, WorkInFolder
-from minishuffle.coordinator.jobs.savepoints import FETCH_SECONDS, FolderWork, never_saved
+from minishuffle.coordinator.jobs.savepoints import FETCH_SECONDS, FolderWork
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import StorageUnavailable, UsageError
 from minishuffle.ids import AttemptId
-from minishuffle.plan.graph import Edge, JobGraph, Vertex
+from minishuffle.plan.graph import JobGraph
 from minishuffle.snapshots.sealedmanifest import SnapshotManifest
 from minishuffle.wire.messages import FolderChecked, WriteState
 from minishuffle.wire.reports import StateTaken, StateWritten
@@ -234,32 +234,6 @@ def test_who_waits_hears_of_the_end(
     assert cluster.reply(wait).savepoint.problem
     code, text = cluster.refusal(SaveJob(job="j9", token="t"))
     assert code != UsageError.code and "j9" in text
-
-
-def graph_with(edge: dict[str, Any] | None = None, **fields: Any) -> JobGraph:
-    def vertex(name: str, **fields: Any) -> Vertex:
-        given = {"is_source": name == "read", "program": b"", "operators": [name]} | fields
-        return Vertex(name=name, parallelism=1, **given)
-
-    edges = [Edge(source=0, target=1, partitioner="hash", **edge or {})]
-    return JobGraph(vertices=[vertex("read", **fields), vertex("count")], edges=edges)
-
-
-@pytest.mark.parametrize(
-    ("graph", "text"),
-    [
-        (
-            graph_with({"kind": "blocking"}),
-            "a blocking exchange stores its rows outside of all tasks (read => count)",
-        ),
-        (graph_with(stream="clicks"), "other programs write to its stream 'clicks'"),
-        (graph_with(sink="scores"), "its sink 'scores' keeps rows for other programs"),
-        (graph_with(), ""),
-    ],
-)
-def test_what_is_outside_of_tasks_is_refused(graph: JobGraph, text: str) -> None:
-    assert never_saved(graph).startswith(text)
-    assert bool(never_saved(graph)) == bool(text)
 
 
 def test_a_client_that_goes_while_its_savepoint_is_read_starts_no_job(

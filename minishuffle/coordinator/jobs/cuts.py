@@ -1,0 +1,135 @@
+"""The durable snapshots of one job: when the next is due, and which are kept. Pure.
+
+Each is a consistent cut through the whole job, taken by an aligned barrier, as a savepoint is; but no task
+stands longer than its own alignment: it goes on as soon as its state is taken. How far one is, and whose
+answer it waits for, is what :mod:`~minishuffle.coordinator.jobs.savepoints` says of it. One that fails is
+followed by the next in ``durable_interval``. The last two are kept until the job ends. (Carbone et al.,
+*Lightweight Asynchronous Snapshots for Distributed Dataflows*, 2015; Flink: ``CheckpointCoordinator``,
+``CompletedCheckpointStore``.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+from minishuffle.coordinator.jobs.fallback import RestorePoint
+from minishuffle.coordinator.jobs.savepoints import FolderWork, JobSavepoint
+from minishuffle.coordinator.journal.codec import Record
+from minishuffle.wire.requests import DurableInfo
+
+__all__ = ["CUTS_KEPT", "CompleteCut", "CutsRecord", "JobCuts"]
+
+CUTS_KEPT: Final = 2
+"""Complete ones that are kept: if the files of the last are lost, the one before it may be whole."""
+RETRY_SECONDS: Final = 1.0
+"""Until one that is due, and cannot be taken now, is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteCut(Record):
+    """A complete durable snapshot."""
+
+    point: RestorePoint
+    began: float
+    bytes: int
+    seconds: float
+    """From its beginning to its manifest."""
+
+
+@dataclass(slots=True)
+class CutsRecord(Record):
+    """The journaled state of the durable snapshots of a job. Times are wall clock."""
+
+    next_at: float = 0.0
+    """When the next is due."""
+    taken: int = 0
+    failed: int = 0
+    problem: str = ""
+    """Why the last one failed; empty: it did not."""
+    kept: tuple[CompleteCut, ...] = ()
+    """The oldest first."""
+    published: int = 0
+    """Rows that the job had published when the one under way began."""
+
+
+@dataclass(slots=True)
+class JobCuts(CutsRecord):
+    """The durable snapshots of one job.
+
+    Invariants: ``len(kept) ≤ CUTS_KEPT``, their numbers ascend, and once there was one, one is kept until the
+    job ends.
+    """
+
+    work: list[FolderWork] = field(default_factory=list, repr=False)
+    """For the coordinator's process; see :meth:`take_work`."""
+
+    def want(self, at: float, interval: float) -> None:
+        """The job takes one each ``interval``; 0: none."""
+        self.next_at = at + interval if interval else 0.0
+
+    def is_due(self, at: float) -> bool:
+        return bool(self.next_at) and at >= self.next_at
+
+    def postpone(self, at: float) -> None:
+        """One is due, and cannot be taken now."""
+        self.next_at = at + RETRY_SECONDS
+
+    def begin(self, at: float, interval: float, published: int) -> None:
+        """One begins, of a job that has published so many rows; the next is due after ``interval``."""
+        self.next_at, self.published = at + interval, published
+
+    def fail(self, problem: str) -> bool:
+        """The one under way has failed; gives whether for another reason than the one before it."""
+        is_new = problem != self.problem
+        self.failed, self.problem = self.failed + 1, problem
+        return is_new
+
+    def complete(self, job: str, cut: JobSavepoint) -> None:
+        """The one under way is complete; the oldest of those that are kept goes."""
+        point = RestorePoint(cut.folder, published=self.published, number=cut.number)
+        self.taken, self.problem = self.taken + 1, ""
+        kept = (*self.kept, CompleteCut(point, cut.began, cut.bytes, cut.seconds))
+        self._discard(job, kept[:-CUTS_KEPT])
+        self.kept = kept[-CUTS_KEPT:]
+
+    def end(self, job: str) -> None:
+        """The job has ended: nobody goes back to one."""
+        self._discard(job, self.kept)
+        self.kept, self.next_at = (), 0.0
+
+    def _discard(self, job: str, cuts: tuple[CompleteCut, ...]) -> None:
+        self.work += [FolderWork(job, each.point.number, each.point.path, "discard") for each in cuts]
+
+    def points(self) -> list[RestorePoint]:
+        """The complete ones to go back to, the newest first."""
+        return [each.point for each in reversed(self.kept)]
+
+    def recall(self, record: CutsRecord) -> None:
+        """Restore from the journal's record."""
+        for each in fields(CutsRecord):
+            setattr(self, each.name, getattr(record, each.name))
+
+    def take_work(self) -> list[FolderWork]:
+        """Take what the coordinator's process is to do."""
+        work, self.work = self.work, []
+        return work
+
+    def info(self) -> DurableInfo:
+        """For clients."""
+        last = self.kept[-1] if self.kept else None
+        return DurableInfo(
+            number=0 if last is None else last.point.number,
+            path="" if last is None else last.point.path,
+            taken_at=0.0 if last is None else last.began,
+            bytes=0 if last is None else last.bytes,
+            seconds=0.0 if last is None else last.seconds,
+            taken=self.taken,
+            failed=self.failed,
+            problem=self.problem,
+        )
+
+    def validate(self) -> None:
+        """Check the invariants; for tests."""
+        numbers = [each.point.number for each in self.kept]
+        assert len(numbers) <= CUTS_KEPT and numbers == sorted(set(numbers))

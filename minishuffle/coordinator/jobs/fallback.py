@@ -1,0 +1,137 @@
+"""The return of a whole job to a durable snapshot, when one of its tasks cannot be recovered alone. Pure.
+
+::
+
+    none --the state of a task is lost--> under way --all attempts have ended, a manifest is read--> none
+
+The newest snapshot is read first, and an older one if that cannot be: the durable ones of the job, then the
+savepoint that it was submitted from, at last its beginning, for which nothing is read. All tasks then begin
+with what that holds for them, and with a version of their rows of their own: whatever earlier attempts have
+sent, retained or held counts for nothing. Rows that were published behind the snapshot come twice. (Flink:
+``RestartPipelinedRegionFailoverStrategy`` restarts from the last checkpoint at each failure.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from minishuffle.coordinator.jobs.lossaccounting import TaskKey
+from minishuffle.coordinator.jobs.positions import Resumption
+from minishuffle.coordinator.jobs.savepoints import FolderWork
+from minishuffle.coordinator.journal.codec import Record
+from minishuffle.snapshots.storage import without_credentials
+
+__all__ = ["BEGINNING", "FallbackRecord", "JobFallback", "RestorePoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePoint(Record):
+    """A snapshot that the tasks of a job may begin with."""
+
+    path: str
+    """Its folder; empty: the beginning of the job."""
+    drop: tuple[str, ...] = ()
+    """Ids or names of operators whose state in it is left out."""
+    trust: bool = False
+    """It need not be signed under the secret of this cluster."""
+    published: int = 0
+    """Rows that the job had published when it was begun."""
+    number: int = 0
+    """Its number among the durable snapshots of the job; 0: it is none of these."""
+
+    def __str__(self) -> str:
+        if not self.path:
+            return "its beginning"
+        kind = (
+            f"durable snapshot {self.number}"
+            if self.number
+            else f"savepoint {without_credentials(self.path)}"
+        )
+        return kind
+
+
+BEGINNING = RestorePoint("")
+
+
+@dataclass(slots=True)
+class FallbackRecord(Record):
+    """The journaled state of the returns of a job."""
+
+    count: int = 0
+    """How often the job went back."""
+    points: tuple[RestorePoint, ...] = ()
+    """While it goes back: what is left to try; the first is read."""
+
+
+@dataclass(slots=True)
+class JobFallback(FallbackRecord):
+    """The returns of one job, one at a time.
+
+    Invariant: there are resumptions only while one is under way.
+    """
+
+    work: list[FolderWork] = field(default_factory=list, repr=False)
+    """For the coordinator's process; see :meth:`take_work`."""
+    _found: Mapping[TaskKey, Resumption] | None = field(default=None, repr=False)
+    """By subtask, the state with which it begins, once that is known."""
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self.points)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the first of the points was read."""
+        return self._found is not None
+
+    def begin(self, job: str, points: Sequence[RestorePoint]) -> None:
+        """The job goes back to the first of these that can be read; the last is its beginning, or what it was
+        submitted from."""
+        self.count += 1
+        self.points = tuple(points)
+        self.read(job)
+
+    def read(self, job: str) -> None:
+        """Have the first of the points read, perhaps once more."""
+        self._found = None
+        if self.under_way and self.points[0].path:
+            point = self.points[0]
+            self.work.append(FolderWork(job, self.count, point.path, "open", trust=point.trust))
+        elif self.under_way:
+            self._found = {}
+
+    def awaits(self, number: int, folder: str) -> bool:
+        """Whether this folder is being read for this return."""
+        return self.under_way and not self.is_read and (self.count, self.points[0].path) == (number, folder)
+
+    def found(self, resumptions: Mapping[TaskKey, Resumption]) -> None:
+        """The first of the points is read."""
+        self._found = resumptions
+
+    def unreadable(self, job: str) -> bool:
+        """The first of the points cannot be read: try the next. False: there is none."""
+        self.points = self.points[1:]
+        self.read(job)
+        return self.under_way
+
+    def end(self) -> tuple[RestorePoint, Mapping[TaskKey, Resumption]]:
+        """All attempts have ended: what the tasks begin with."""
+        assert self._found is not None
+        point, found = self.points[0], self._found
+        self.points, self._found = (), None
+        return point, found
+
+    def give_up(self) -> None:
+        """The job ends."""
+        self.points, self._found = (), None
+
+    def recall(self, record: FallbackRecord) -> None:
+        """Restore from the journal's record."""
+        for each in fields(FallbackRecord):
+            setattr(self, each.name, getattr(record, each.name))
+
+    def take_work(self) -> list[FolderWork]:
+        """Take what the coordinator's process is to do."""
+        work, self.work = self.work, []
+        return work

@@ -1,0 +1,206 @@
+"""Durable snapshots of a job with a guarantee: when they are taken, what ends them, and which are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minishuffle.coordinator.instructions import CoordinatorStep, WorkInFolder
+from minishuffle.coordinator.jobs.cuts import CUTS_KEPT, RETRY_SECONDS
+from minishuffle.coordinator.jobs.savepoints import FolderWork
+from minishuffle.errors import StorageUnavailable
+from minishuffle.ids import AttemptId
+from minishuffle.plan.graph import JobGraph
+from minishuffle.wire.messages import PauseTasks, WriteState
+from minishuffle.wire.reports import StateTaken, StateWritten
+from minishuffle.wire.requests import CancelJob, GetEvents, PauseJob, ResumeJob, SaveJob
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster, FakeWorker
+
+
+class Cuts:
+    """A job on two workers that take its durable snapshots, step by step."""
+
+    def __init__(self, cluster: FakeCluster, graph: JobGraph, patch: pytest.MonkeyPatch) -> None:
+        self.cluster = cluster
+        self.work: list[FolderWork] = []
+        """What the coordinator's process was to do in folders."""
+        carry_out = cluster.do
+
+        def do(step: CoordinatorStep) -> None:
+            self.work += [each.work for each in step.messages if isinstance(each, WorkInFolder)]
+            carry_out(step)
+
+        patch.setattr(cluster, "do", do)
+        self.workers = (cluster.add(), cluster.add())
+        self.job = cluster.submit(graph)
+        cluster.report_all(self.job, "running")
+        self.interval = graph.settings.durable_interval
+
+    def answer(self, error: StorageUnavailable | None = None) -> None:
+        """The coordinator's process has done the last of its work."""
+        self.cluster.do(self.cluster.state.folder_ready(self.work[-1], error, self.cluster.now))
+
+    def begin(self) -> None:
+        """Up to the barrier."""
+        self.cluster.advance(self.interval)
+        assert self.work[-1].work == "prepare"
+        self.answer()
+
+    def tell(self, kind: Any, worker: FakeWorker, *keys: tuple[int, int], **fields: Any) -> None:
+        """Of all tasks there, or these."""
+        for (job, *key), task in worker.tasks.items():
+            if not keys or tuple(key) in keys:
+                attempt = AttemptId.of(job, *key, task.attempt)
+                self.cluster.fact(worker, kind(attempt=attempt, savepoint=self.asked.savepoint, **fields))
+
+    def tell_all(self, kind: Any) -> None:
+        for worker in self.workers:
+            self.tell(kind, worker)
+
+    @property
+    def asked(self) -> WriteState:
+        """What the tasks were asked for last."""
+        found: WriteState = self.workers[0].got(WriteState)[-1]
+        return found
+
+    def take(self) -> None:
+        """From its beginning to its end."""
+        self.begin()
+        self.tell_all(StateTaken)
+        self.tell_all(StateWritten)
+        assert self.work[-1].work == "commit"
+        self.answer()
+
+    def discarded(self) -> list[int]:
+        return [each.savepoint for each in self.work if each.work == "discard"]
+
+    def events(self) -> list[str]:
+        return [event.kind for event in self.cluster.request(GetEvents(job=self.job)).events]
+
+
+@pytest.fixture
+def cuts(
+    make_cluster: Callable[..., FakeCluster],
+    make_graph: Callable[..., JobGraph],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Cuts:
+    graph = make_graph(restart_strategy="individual", guarantee="at_least_once", durable_interval=40)
+    return Cuts(make_cluster(snapshot_dir="/s"), graph, monkeypatch)
+
+
+def test_one_is_taken_each_interval_while_the_job_runs_and_the_last_two_are_kept(cuts: Cuts) -> None:
+    for number in range(1, 5):
+        cuts.begin()
+        assert cuts.asked.goes_on and cuts.asked.savepoint == number
+        assert cuts.asked.folder.startswith(f"/s/{cuts.job}-durable-{number}-")
+        cuts.tell(StateTaken, cuts.workers[0])
+        cuts.tell(StateTaken, cuts.workers[1], (0, 1))
+        assert not cuts.workers[0].got(PauseTasks)[number - 1 :], "one has yet to come to the barrier"
+        cuts.tell(StateTaken, cuts.workers[1], (1, 1))
+        ended = cuts.workers[0].got(PauseTasks)[-1]
+        assert (ended.barrier, ended.paused) == (cuts.asked.barrier, False)
+        cuts.tell_all(StateWritten)
+        manifest = cuts.work[-1].manifest
+        assert manifest is not None and (manifest.kind, manifest.number) == ("durable", number)
+        before = cuts.cluster.show(cuts.job)
+        assert (before.state, before.durable.number) == ("running", number - 1)
+        cuts.answer()
+        found = cuts.cluster.show(cuts.job).durable
+        assert (found.number, found.taken, found.failed, found.problem) == (number, number, 0, "")
+        assert cuts.discarded() == list(range(1, number + 1 - CUTS_KEPT))
+    cuts.cluster.request(CancelJob(job=cuts.job))
+    cuts.cluster.report_all(cuts.job, "canceled")
+    assert cuts.discarded() == [1, 2, 3, 4], "nobody goes back to one when the job has ended"
+    assert "job falls back" not in cuts.events()
+
+
+@pytest.mark.parametrize("at", ["taking", "writing", "committing"])
+@pytest.mark.parametrize(
+    "what", ["lost worker", "problem", "deadline", "pause", "savepoint", "coordinator", "cancel"]
+)
+def test_one_that_fails_is_followed_by_the_next_and_the_last_good_one_stays(
+    cuts: Cuts, at: str, what: str
+) -> None:
+    cluster = cuts.cluster
+    cuts.take()
+    cuts.begin()
+    barrier = cuts.asked.barrier
+    if at != "taking":
+        cuts.tell_all(StateTaken)
+    if at == "committing":
+        cuts.tell_all(StateWritten)
+    match what:
+        case "lost worker":
+            cluster.lose(cuts.workers[1])
+        case "problem" if at == "committing":
+            cuts.answer(StorageUnavailable("full"))
+        case "problem":
+            kind = StateTaken if at == "taking" else StateWritten
+            cuts.tell(kind, cuts.workers[1], (1, 1), problem="full")
+        case "deadline":
+            cluster.advance(cluster.settings.savepoint_timeout + 1.0)
+        case "pause":
+            cluster.request(PauseJob(job=cuts.job))
+        case "savepoint":
+            cluster.request(SaveJob(job=cuts.job, token="t", directory="/mine"))
+        case "coordinator":
+            cluster.lose_coordinator()
+        case "cancel":
+            cluster.request(CancelJob(job=cuts.job))
+    found = cluster.show(cuts.job).durable
+    if (at, what) == ("committing", "lost worker"):
+        assert (found.number, found.failed) == (1, 0), "all of it is written"
+        return
+    assert (found.number, found.taken) == (1, 1)
+    assert (found.failed > 0 and found.problem != "") == (what != "cancel")
+    assert 2 in cuts.discarded() and 1 not in cuts.discarded()
+    if what in ("problem", "deadline") or (what == "savepoint" and at == "taking"):
+        ended = cuts.workers[0].got(PauseTasks)[-1]
+        assert ended.barrier >= barrier and not ended.paused
+    if what == "problem":
+        cuts.take()
+        found = cluster.show(cuts.job).durable
+        assert (found.number, found.problem) == (3, "")
+
+
+def test_a_task_that_ends_before_the_barrier_comes_is_in_it_as_ended(cuts: Cuts) -> None:
+    cuts.begin()
+    for index, worker in enumerate(cuts.workers):
+        cuts.tell(StateTaken, worker, (1, index))
+    assert not cuts.workers[0].got(PauseTasks)
+    for index, worker in enumerate(cuts.workers):
+        cuts.cluster.report(worker, (cuts.job, 0, index), "finished")
+    for index, worker in enumerate(cuts.workers):
+        cuts.tell(StateWritten, worker, (1, index), file=f"{index}.state")
+    manifest = cuts.work[-1].manifest
+    assert manifest is not None
+    assert {task.vertex: task.state for task in manifest.tasks} == {0: "ended", 1: "running"}
+
+
+def test_while_the_job_cannot_take_one_it_is_tried_again(cuts: Cuts) -> None:
+    cuts.cluster.request(PauseJob(job=cuts.job))
+    cuts.cluster.stand_all(cuts.job)
+    cuts.cluster.advance(2 * cuts.interval)
+    assert not cuts.work
+    cuts.cluster.request(ResumeJob(job=cuts.job))
+    cuts.cluster.advance(2 * RETRY_SECONDS)
+    assert [each.work for each in cuts.work] == ["prepare"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"guarantee": "loss"}, {"durable_interval": 0}], ids=["no guarantee", "no interval"]
+)
+def test_other_jobs_take_none(
+    make_cluster: Callable[..., FakeCluster],
+    make_graph: Callable[..., JobGraph],
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any],
+) -> None:
+    graph = make_graph(restart_strategy="individual", **({"guarantee": "at_least_once"} | fields))
+    cuts = Cuts(make_cluster(snapshot_dir="/s"), graph, monkeypatch)
+    cuts.cluster.advance(100.0)
+    assert not cuts.work
