@@ -1,6 +1,7 @@
 """``minishuffle drill``: failures in a running job, again and again, and what has to hold after each.
 
-On a cluster and a job of its own, which is that of ``bench recovery``. After each failure
+On a cluster and a job of its own, which is the hop of ``bench recovery``, or its chain if the job is to lose
+nothing. After each failure
 
 - every task runs again, and what failed has output;
 - no attempt of another task was replaced;
@@ -8,7 +9,9 @@ On a cluster and a job of its own, which is that of ``bench recovery``. After ea
   failed, and :data:`GAP_ALLOWANCE_MS` more;
 - the books balance: what is missing from the collector's log is what the runtime counts. What a process takes
   with it when it dies is bounded. Rows that were in sockets when a function raised or a connection broke are
-  counted when all attempts there have ended: they are bounded until the job ends, and exact then.
+  counted when all attempts there have ended: they are bounded until the job ends, and exact then. With a
+  guarantee nothing is missing and nothing is counted, and at the end the files are those of a run without
+  failures, but for what came again.
 """
 
 from __future__ import annotations
@@ -23,12 +26,14 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, Protocol
 
+from minishuffle.bench.chaingraph import ChainRun
 from minishuffle.bench.failures import POLL_SECONDS, FailureKind, FailureRound, wait_for
 from minishuffle.bench.hosts import HostCluster
-from minishuffle.bench.numbered import PARALLELISM, WORKERS, Gap, NumberedOutput, NumberedRun
+from minishuffle.bench.numbered import WORKERS, Gap, NumberedOutput, NumberedRun
 from minishuffle.bench.stalls import Span, Stalls
 from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import Guarantee, JobSettings
 from minishuffle.wire.requests import JobInfo
 
 __all__ = ["GAP_ALLOWANCE_MS", "QUIET_SECONDS", "Tally", "Findings", "books_problems", "report", "run_drill"]
@@ -36,6 +41,8 @@ __all__ = ["GAP_ALLOWANCE_MS", "QUIET_SECONDS", "Tally", "Findings", "books_prob
 GAP_ALLOWANCE_MS: Final = 250.0
 RATE: Final = 2_000.0
 """Records per second."""
+CHAIN_RATE: Final = 1_000.0
+"""Those of each source of the chain."""
 STANDBY: Final = 1
 HEARTBEAT_TIMEOUT: Final = 1.5
 """Where workers or hosts are silent until they are declared lost."""
@@ -189,6 +196,16 @@ def _broken_links(each: FailureRound) -> int:
     return (each.kind in EXACT) + each.suspicions
 
 
+def guarantee_problems(books: Tally) -> list[str]:
+    """What does not hold of a job that is to lose nothing."""
+    problems = []
+    if books.missing:
+        problems.append(f"{books.missing} records are missing")
+    if books.dropped or books.in_flight:
+        problems.append(f"{books.dropped} records were counted as dropped and {books.in_flight} as in flight")
+    return [f"books: {problem}, although nothing may be lost" for problem in problems]
+
+
 def lost_in_sockets(each: FailureRound, before: Tally, after: Tally) -> int:
     """How many records were in the sockets of connections that broke: missing, and not counted so far. Below
     0: so many of those that were in sockets before are counted now."""
@@ -301,6 +318,36 @@ class Drill:
         self.findings.failed += [f"at the end: {problem}" for problem in problems]
 
 
+class GuaranteedDrill(Drill):
+    """The same for a job that is to lose nothing."""
+
+    def _balance(self, each: FailureRound, output: NumberedOutput, count: int) -> list[str]:
+        """Wait until the first ``count`` records have all come."""
+        deadline = time.monotonic() + BOOKS_SECONDS_MAX
+        while True:
+            books = self._books = self.findings.books = _books(output, count, self._run.handle.info(), 0)
+            problems = guarantee_problems(books)
+            if not problems or time.monotonic() > deadline:
+                return problems
+            time.sleep(POLL_SECONDS)
+            output = self._output()
+
+    def end(self) -> None:
+        """Have the job end, and compare its files with what its sources made.
+
+        Raises:
+            ShuffleError: it ended in another way than it should.
+        """
+        info, made = self._run.end()
+        lost, again, wrong = self._run.audit(made)
+        books = replace(_books(self._output(), made, info, 0), missing=lost, duplicated=again)
+        self.findings.books = books
+        problems = guarantee_problems(books)
+        if wrong:
+            problems.append(f"{wrong} records are in rows of the output in which they do not belong")
+        self.findings.failed += [f"at the end: {problem}" for problem in problems]
+
+
 def _books(output: NumberedOutput, count: int, info: JobInfo, in_sockets: int) -> Tally:
     return Tally(
         missing=output.missing(count),
@@ -317,6 +364,7 @@ def run_drill(
     *,
     every: float,
     seed: int,
+    guarantee: Guarantee = "loss",
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Bring these failures about, in order, at least ``every`` seconds apart; the seed decides whom they
@@ -332,21 +380,25 @@ def run_drill(
     slow = {"stop", "host"} & set(kinds)
     settings: dict[str, Any] = {"heartbeat_timeout": HEARTBEAT_TIMEOUT} if slow else {}
     make = HostCluster if "host" in kinds else LocalCluster
+    job, drilled, rate = NumberedRun, Drill, RATE
+    if guarantee != "loss":
+        job, drilled, rate = ChainRun, GuaranteedDrill, CHAIN_RATE
     with (
         tempfile.TemporaryDirectory(prefix="minishuffle-drill-") as directory,
         Stalls(Path(directory, "stalls")) as stalls,
-        make(workers=WORKERS, slots=PARALLELISM // WORKERS, standby=STANDBY, **settings) as cluster,
+        make(workers=WORKERS, slots=job.parallelism // WORKERS, standby=STANDBY, **settings) as cluster,
     ):
         choose = Random(seed).randrange
-        run = NumberedRun(cluster, "drill", RATE, directory, standby=STANDBY, choose=choose)
-        drill = Drill(run, every, stalls=stalls, progress=progress)
+        asked = JobSettings(guarantee=guarantee)
+        run = job(cluster, "drill", rate, directory, standby=STANDBY, choose=choose, settings=asked)
+        drill = drilled(run, every, stalls=stalls, progress=progress)
         with drill.findings.early_end():
             drill.begin()
             for kind in kinds:
                 drill.look(run.failures.fail(kind, every))
         if len(drill.findings.rounds) == len(kinds):
             drill.end()
-    return report(kinds, every, seed, drill.findings)
+    return {"guarantee": guarantee, **report(kinds, every, seed, drill.findings)}
 
 
 def report(kinds: Sequence[FailureKind], every: float, seed: int, findings: Findings) -> dict[str, Any]:

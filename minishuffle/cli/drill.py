@@ -10,10 +10,18 @@ from typing import Any, Final
 
 import click
 
-from minishuffle.cli.session import FiniteRange, json_option, late_global_options, print_json, session_of
+from minishuffle.cli.session import (
+    FiniteRange,
+    guarantee_option,
+    json_option,
+    late_global_options,
+    print_json,
+    session_of,
+)
 from minishuffle.cli.terminal import echo
 from minishuffle.cli.worker import signal_worker
 from minishuffle.console import console, new_table
+from minishuffle.errors import UsageError
 
 __all__ = ["drill"]
 
@@ -38,17 +46,27 @@ KINDS: Final = ("task", "process", "host", "stop", "link")
     help="Seconds, at least, between a recovery and the next failure.",
 )
 @click.option("--seed", default=0, show_default=True, help="Decides whom the failures strike.")
+@guarantee_option
 @json_option
 @late_global_options
 @click.pass_context
 def drill(
-    context: click.Context, kind: Any, job: str | None, times: int, every: float, seed: int, as_json: bool
+    context: click.Context,
+    kind: Any,
+    job: str | None,
+    *,
+    times: int,
+    every: float,
+    seed: int,
+    guarantee: Any,
+    as_json: bool,
 ) -> None:
     """Cause failures in a running job, one after the other, and check what has to hold after each.
 
     Starts a cluster and a job of its own. After each failure all tasks run, no attempt of another task was
     replaced, no other output was silent for 250 ms longer than without a failure, and the books balance.
-    Exits with 1 if a check fails, and says which.
+    Exits with 1 if a check fails, and says which. With --guarantee at_least_once the job has two sources, a
+    join, windows and files on every worker, and no row may be missing.
 
     With --job the failures strike that job: workers are killed and stopped, and their connections cut. It has
     no log of what should have come out: no total may fall instead.
@@ -58,7 +76,9 @@ def drill(
         from minishuffle.bench.drill import run_drill
 
         kinds = _in_turn([kind] if kind else _kinds_here(), times)
-        found = run_drill(kinds, every=every, seed=seed, progress=progress)
+        found = run_drill(kinds, every=every, seed=seed, guarantee=guarantee, progress=progress)
+    elif guarantee != "loss":
+        raise UsageError("--guarantee is for a job of the drill's own: leave out --job, or --guarantee")
     else:
         from minishuffle.bench.running import RUNNING_KINDS, drill_running
 

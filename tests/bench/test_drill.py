@@ -22,6 +22,7 @@ from minishuffle.bench.drill import (
     Tally,
     books_problems,
     final_problems,
+    guarantee_problems,
     lost_in_sockets,
     run_drill,
 )
@@ -209,6 +210,20 @@ def test_at_the_end_all_is_counted_that_no_dead_process_had(
     assert len(final_problems(kinds, books)) == problems
 
 
+@pytest.mark.parametrize(
+    ("books", "problem"),
+    [
+        (Tally(duplicated=9), ""),
+        (Tally(missing=2), "2 records are missing, although"),
+        (Tally(dropped=1), "1 records were counted as dropped and 0 as in flight"),
+        (Tally(in_flight=4), "0 records were counted as dropped and 4 as in flight"),
+    ],
+)
+def test_a_guarantee_lets_records_come_again_and_no_more(books: Tally, problem: str) -> None:
+    found = guarantee_problems(books)
+    assert len(found) == bool(problem) and problem in "".join(found)
+
+
 def drill_of(path: Path, monkeypatch: pytest.MonkeyPatch, *, lost: int, dropped: int) -> Findings:
     """One failure of a task, on a log that was made up: ``lost`` records are not in it."""
     monkeypatch.setattr(drill, "BOOKS_SECONDS_MAX", 0.01)
@@ -271,8 +286,8 @@ def test_a_job_takes_failures_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_command_says_which_check_failed(failed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def run(kinds: list[str], *, every: float, seed: int, progress: Any) -> dict[str, Any]:
-        asked.append((kinds, every, seed))
+    def run(kinds: list[str], *, every: float, seed: int, guarantee: str, progress: Any) -> dict[str, Any]:
+        asked.append((kinds, every, seed, guarantee))
         times = {"p50": 1.0, "max": 2.0}
         spreads = dict.fromkeys(
             ("outage_ms", "others_gap_ms", "others_gap_baseline_ms", "machine_stalls_ms"), times
@@ -295,7 +310,11 @@ def test_the_command_says_which_check_failed(failed: list[str], monkeypatch: pyt
     assert ("FAILED books: 3 records came twice" in shown.output) == bool(failed)
     assert "link, seed 7: 3 of 3 recovered" in shown.output
     assert json.loads(CliRunner().invoke(cli, [*options, "--json"]).stdout)["failed_checks"] == failed
-    assert asked == [(["link"] * 3, 0.5, 7)] * 2
+    assert asked == [(["link"] * 3, 0.5, 7, "loss")] * 2
+    CliRunner().invoke(cli, [*options, "--guarantee", "at_least_once"])
+    assert asked[-1] == (["link"] * 3, 0.5, 7, "at_least_once")
+    refused = CliRunner().invoke(cli, [*options, "--guarantee", "at_least_once", "--job", "j1"])
+    assert refused.exit_code == 2 and "leave out --job" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -306,7 +325,7 @@ def test_without_a_kind_all_are_drilled_that_this_user_can_cause(
 ) -> None:
     asked: list[list[str]] = []
 
-    def run(kinds: list[str], *, every: float, seed: int, progress: Any) -> dict[str, Any]:
+    def run(kinds: list[str], *, every: float, seed: int, guarantee: str, progress: Any) -> dict[str, Any]:
         asked.append(kinds)
         progress("failure 1 (task): recovered")
         return {"failed_checks": []}
