@@ -21,7 +21,7 @@ from minishuffle.bench.records import BLOCK, Checker, Numbers, blocks_of, expect
 from minishuffle.client import JobResult
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
-from minishuffle.plan.graph import JobSettings
+from minishuffle.plan.graph import Guarantee, JobSettings
 from minishuffle.wire.requests import ClusterStatus, TaskInfo
 
 __all__ = ["elapsed", "measure_keyby"]
@@ -41,7 +41,7 @@ def _add_value(total: int, row: tuple[int, int]) -> int:
 
 def keyby_stream(source: Numbers, emit: Emit) -> StreamBase:
     """The job: sum per key. Rows call a Python key function and a Python sum for every record."""
-    checker = Checker(source.kind)
+    checker = Checker(source.kind, source.keys)
     if source.format == "arrow":
         key, value = ("key", "value") if source.kind == "int" else ("user", "amount")
         return Table.source(source).key_by(key).aggregate(emit, total=(value, "sum")).to(checker)
@@ -85,6 +85,8 @@ def measure_keyby(
     records: int | None,
     seconds: float | None,
     buffer_timeout: float | str,
+    keys: int,
+    guarantee: Guarantee,
 ) -> dict[str, Any]:
     """Run it once; see the module for what is measured.
 
@@ -93,8 +95,8 @@ def measure_keyby(
     """
     if (records is None) == (seconds is None):
         raise ShuffleError("give either --records or --seconds")
-    source = Numbers(record, format, workers, records, seconds)
-    settings = JobSettings.model_validate({"buffer_timeout": buffer_timeout})
+    source = Numbers(record, format, workers, records, seconds, keys=keys)
+    settings = JobSettings.model_validate({"buffer_timeout": buffer_timeout, "guarantee": guarantee})
     with LocalCluster(workers=workers, slots=1) as cluster:
         sampler = _Sampler(cluster.workers)
         cpu = sampler.cpu_seconds()
@@ -113,6 +115,8 @@ def measure_keyby(
     seconds_taken = elapsed(result.tasks)
     return {
         "flush": settings.buffer_timeout,
+        "guarantee": guarantee,
+        "keys": keys,
         "records_per_second": round(total / seconds_taken),
         "records": total,
         "seconds": round(seconds_taken, 3),
@@ -179,7 +183,7 @@ def _verified(
         islice(blocks_of(block, split, splits, records), -(-count // block))
         for split, count in emitted.items()
     )
-    sums, key_sum, counts = expected_sums(source.kind, blocks)
+    sums, key_sum, counts = expected_sums(source.kind, blocks, source.keys)
     found = np.zeros_like(sums)
     outputs = found_key_sum = 0
     for sink in result.results:

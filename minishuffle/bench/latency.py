@@ -22,7 +22,7 @@ from minishuffle.exchange.batch import Payload
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.local import LocalCluster
 from minishuffle.operators.base import TaskContext
-from minishuffle.plan.graph import JobSettings
+from minishuffle.plan.graph import Guarantee, JobSettings
 
 __all__ = ["WARM_UP_SECONDS", "Arrivals", "Paced", "measure_latency", "percentile", "remote_latencies"]
 
@@ -76,6 +76,9 @@ class Arrivals:
     occurred, in microseconds) and ``times`` (how often each did).
     """
 
+    result_only = False
+    """What it has is lost with it; nothing fails here, and so it may be in a job that is to lose nothing."""
+
     def __init__(self, splits: int = WORKERS) -> None:
         self._splits = splits
 
@@ -101,14 +104,16 @@ class Arrivals:
         }
 
 
-def measure_latency(*, rate: float, seconds: float, buffer_timeout: float | str) -> dict[str, Any]:
+def measure_latency(
+    *, rate: float, seconds: float, buffer_timeout: float | str, guarantee: Guarantee
+) -> dict[str, Any]:
     """Run it once; see the module for what is measured. Times are in milliseconds.
 
     Raises:
         ShuffleError: the job failed, or no record that was measured crossed TCP.
     """
     source = Paced(rate, seconds)
-    settings = JobSettings.model_validate({"buffer_timeout": buffer_timeout})
+    settings = JobSettings.model_validate({"buffer_timeout": buffer_timeout, "guarantee": guarantee})
     echo = _echo()
     with LocalCluster(workers=WORKERS, slots=1) as cluster:
         stream = Stream.source(source).rebalance().to(Arrivals())
@@ -121,6 +126,7 @@ def measure_latency(*, rate: float, seconds: float, buffer_timeout: float | str)
     received = sum(sink.value["received"] for sink in result.results)
     return {
         "flush": settings.buffer_timeout,
+        "guarantee": guarantee,
         "rate": rate,
         **{name: percentile(micros, times, share) for name, share in PERCENTILES.items()},
         "remote_records": int(times.sum()),

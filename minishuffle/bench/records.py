@@ -1,9 +1,10 @@
 """Records of the keyBy benchmark: generators, the sink that checks, and the independent computation.
 
 Record number ``i`` of a run is a pure function of ``i``, so that any process can compute any of them.
-``int``: key = splitmix64(i) mod 100,000, value drawn likewise. ``event``: (user of 11 characters out
-of 100,000, city, ts, amount, qty); amounts are multiples of a quarter, so that their sums are exact in
-any order. Split ``s`` of ``S`` makes the blocks ``s``, ``s + S``, … of ``BLOCK[format]`` records.
+``int``: key = splitmix64(i) mod 100,000, or as many keys as are asked for; value drawn likewise, mod
+100,000. ``event``: (user of 11 characters out of as many, city, ts, amount, qty); amounts are multiples of a
+quarter, so that their sums are exact in any order. Split ``s`` of ``S`` makes the blocks ``s``, ``s + S``, …
+of ``BLOCK[format]`` records.
 """
 
 from __future__ import annotations
@@ -59,10 +60,10 @@ def _modulo(values: U64, divisor: int) -> U64:
     return values
 
 
-def keys_and_values(start: int, count: int) -> tuple[U64, U64]:
-    """Keys and values (both 0 … ``KEYS`` − 1) of records ``start`` … ``start + count − 1``."""
+def keys_and_values(start: int, count: int, keys: int = KEYS) -> tuple[U64, U64]:
+    """Keys (0 … ``keys`` − 1) and values (0 … ``KEYS`` − 1) of records ``start`` … ``start + count − 1``."""
     numbers = np.arange(start, start + count, dtype=np.uint64)
-    return _modulo(splitmix64(numbers), KEYS), _modulo(splitmix64(numbers ^ VALUE_SALT), KEYS)
+    return _modulo(splitmix64(numbers), keys), _modulo(splitmix64(numbers ^ VALUE_SALT), KEYS)
 
 
 def blocks_of(block: int, split: int, splits: int, records: int | None) -> Iterator[tuple[int, int]]:
@@ -90,8 +91,11 @@ class Numbers:
         splits: int,
         records: int | None,
         seconds: float | None,
+        *,
+        keys: int = KEYS,
     ) -> None:
         self.kind = kind
+        self.keys = keys
         self.format = format
         self.schema = SCHEMAS[kind]
         self.bounded = True
@@ -107,12 +111,12 @@ class Numbers:
         make = getattr(self, f"_{self.kind}_{self.format}")
         shared: tuple[Any, ...] = ()
         if self.format == "arrow":
-            shared = (pa.array(user_names(np.arange(KEYS, dtype=np.uint64))), pa.array(CITIES))
+            shared = (pa.array(user_names(np.arange(self.keys, dtype=np.uint64))), pa.array(CITIES))
         end = None if self._seconds is None else time.monotonic() + self._seconds
         for start, count in blocks_of(BLOCK[self.format], split, self._splits, self._records):
             if end is not None and time.monotonic() >= end:
                 return
-            yield make(start, *keys_and_values(start, count), *shared)
+            yield make(start, *keys_and_values(start, count, self.keys), *shared)
 
     def _int_arrow(self, start: int, keys: U64, values: U64, *_: Any) -> pa.RecordBatch:
         columns = [pa.array(keys.view(np.int64)), pa.array(values.view(np.int64))]
@@ -149,15 +153,21 @@ class Checker:
 
     Its result is a map: ``outputs``, ``key_sum`` (over all outputs, modulo 2**64), ``keys`` and
     ``sums`` (bytes of int64 or float64, one each per key seen).
+
+    Args:
+        keys: how many different ones there are.
     """
 
-    def __init__(self, kind: Kind) -> None:
-        self._kind = kind
+    result_only = False
+    """What it has is lost with it; nothing fails here, and so it may be in a job that is to lose nothing."""
+
+    def __init__(self, kind: Kind, keys: int = KEYS) -> None:
+        self._kind, self._keys = kind, keys
 
     def open(self, context: TaskContext) -> None:
         self._outputs = 0
         self._key_sum = 0
-        self._sums = np.full(KEYS, _UNSEEN, dtype=np.int64 if self._kind == "int" else np.float64)
+        self._sums = np.full(self._keys, _UNSEEN, dtype=np.int64 if self._kind == "int" else np.float64)
 
     def write(self, batch: Payload) -> None:
         self._outputs += len(batch)
@@ -219,15 +229,15 @@ def _numbers_of(users: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def expected_sums(
-    kind: Kind, blocks: Iterator[tuple[int, int]]
+    kind: Kind, blocks: Iterator[tuple[int, int]], keys: int = KEYS
 ) -> tuple[np.ndarray[Any, Any], int, np.ndarray[Any, Any]]:
     """Sum per key, sum of all keys, and count per key of those records, with numpy alone."""
-    sums = np.zeros(KEYS, dtype=np.float64)
-    counts = np.zeros(KEYS, dtype=np.int64)
+    sums = np.zeros(keys, dtype=np.float64)
+    counts = np.zeros(keys, dtype=np.int64)
     for start, count in blocks:
-        keys, values = keys_and_values(start, count)
-        signed = keys.view(np.int64)
-        sums += np.bincount(signed, weights=values.astype(np.float64), minlength=KEYS)
-        counts += np.bincount(signed, minlength=KEYS)
-    key_sum = int((counts * np.arange(KEYS)).sum())
+        found, values = keys_and_values(start, count, keys)
+        signed = found.view(np.int64)
+        sums += np.bincount(signed, weights=values.astype(np.float64), minlength=keys)
+        counts += np.bincount(signed, minlength=keys)
+    key_sum = int((counts * np.arange(keys)).sum())
     return (sums * 0.25 if kind == "event" else sums.astype(np.int64)), key_sum, counts

@@ -141,6 +141,8 @@ def _show_tls(kind: str, measured: dict[str, Any]) -> None:
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 64))
 @click.option("--records", type=click.IntRange(1), help="How many in all.")
 @click.option("--seconds", type=FiniteRange(min=0.1), help="Or for how long.")
+@click.option("--keys", default=100_000, show_default=True, type=click.IntRange(1, 5_000_000))
+@guarantee_option
 @_buffer_timeout_option
 @json_option
 @late_global_options
@@ -202,14 +204,15 @@ def count_words(as_json: bool, **options: Any) -> None:
 @bench.command()
 @click.option("--rate", default=20_000.0, show_default=True, type=FiniteRange(1), help="Records/s.")
 @click.option("--seconds", default=10.0, show_default=True, type=FiniteRange(min=0.1))
+@guarantee_option
 @_buffer_timeout_option
 @json_option
 @late_global_options
-def latency(as_json: bool, rate: float, seconds: float, buffer_timeout: float | str) -> None:
+def latency(as_json: bool, **options: Any) -> None:
     """From a record's creation to the function behind an exchange over TCP, beside a plain echo."""
     from minishuffle.bench.latency import measure_latency
 
-    measured = measure_latency(rate=rate, seconds=seconds, buffer_timeout=buffer_timeout)
+    measured = measure_latency(**options)
     if as_json:
         print_json(measured)
     else:

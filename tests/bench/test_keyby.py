@@ -45,6 +45,12 @@ def test_a_run_is_verified(format: str, record: str, emit: str) -> None:
     assert {sample["worker"] for sample in figures["rss_bytes"]} <= {1, 2}
 
 
+def test_there_are_as_many_keys_as_asked_for() -> None:
+    """Each in one output of the last batch at the most."""
+    figures = json.loads(run("--keys", "7", "--record", "event", "--json").stdout)
+    assert figures["verified"] is True and (figures["keys"], figures["guarantee"]) == (7, "loss")
+
+
 def test_buffers_leave_as_the_option_says(monkeypatch: pytest.MonkeyPatch) -> None:
     submitted = []
     submit = LocalCluster.submit

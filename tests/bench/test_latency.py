@@ -19,7 +19,7 @@ from minishuffle.operators.base import TaskContext
 from minishuffle.wire.requests import TaskInfo
 
 KEYS = {
-    *("flush", "rate", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms"),
+    *("flush", "guarantee", "rate", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms"),
     *("remote_records", "lost", "echo_p50_ms"),
 }
 
