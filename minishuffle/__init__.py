@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from minishuffle.errors import ResourceExhausted as ResourceExhausted
     from minishuffle.errors import RowsLost as RowsLost
     from minishuffle.errors import ShuffleError as ShuffleError
+    from minishuffle.errors import StateLost as StateLost
     from minishuffle.errors import StorageUnavailable as StorageUnavailable
     from minishuffle.errors import Superseded as Superseded
     from minishuffle.errors import TaskCancelled as TaskCancelled
@@ -107,6 +108,7 @@ _MODULE_OF: Final = {
     "ResourceExhausted": "minishuffle.errors",
     "RowsLost": "minishuffle.errors",
     "ShuffleError": "minishuffle.errors",
+    "StateLost": "minishuffle.errors",
     "StorageUnavailable": "minishuffle.errors",
     "Superseded": "minishuffle.errors",
     "TaskCancelled": "minishuffle.errors",

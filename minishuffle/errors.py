@@ -24,6 +24,7 @@
     +-- PartitionLost               a partition that was stored cannot be read
     +-- UnreadableSnapshot          a file of a snapshot is missing, cut, changed or of another format
     +-- StorageUnavailable          the storage of snapshots cannot be written, or does not answer
+    +-- StateLost                   a task was lost together with its snapshots: no restart
     +-- ResourceExhausted           slots, buffers, disk or a limit ran out
     +-- TaskFailed                  the user's function raised, or its process died
     +-- TaskCancelled               a task was cancelled
@@ -58,6 +59,7 @@ __all__ = [
     "ResourceExhausted",
     "RowsLost",
     "ShuffleError",
+    "StateLost",
     "StorageUnavailable",
     "Superseded",
     "TaskCancelled",
@@ -264,6 +266,14 @@ class StorageUnavailable(ShuffleError):
 
     code = 46
     retriable = True
+
+
+class StateLost(ShuffleError):
+    """A task of a job with a guarantee, and all workers with its snapshots, were lost: without them it would
+    have to begin anew, and rows would be lost. The job fails at once."""
+
+    code = 47
+    final = True
 
 
 class ResourceExhausted(ShuffleError):

@@ -52,6 +52,7 @@ NUMBERS = {
     "PeerSuspected": "MS-143",
     "PartitionLost": "MS-144",
     "UnreadableSnapshot": "MS-145",
+    "StateLost": "MS-147",
     "StorageUnavailable": "MS-146",
     "ResourceExhausted": "MS-150",
     "TaskFailed": "MS-160",
@@ -115,6 +116,7 @@ def test_what_no_other_attempt_can_change_is_final() -> None:
         errors.LateRecord,
         errors.WrongResult,
         errors.UnreadableSnapshot,
+        errors.StateLost,
     }
 
 

@@ -93,6 +93,7 @@ class Reconciler:
         wanted = {(*task.key, task.attempt) for task in here if not job.ends.is_spent(task)}
         held = [(task.key, task.state_held) for task in job.subtasks.values()]
         wanted |= {(*key, each[1]) for key, each in held if each is not None and each[0] == worker}
+        wanted |= {(*each.of(job.id).subtask.key, each.number) for each in job.holders.on(worker)}
         surplus = [
             TaskAttempt(operator=each.subtask.operator, index=each.subtask.index, attempt=each.attempt)
             for each in there
@@ -104,7 +105,7 @@ class Reconciler:
             found.append(CancelTasks(term=term, job=job.id))
         if ending := [each for each in here if job.cancellations.is_to_end(each)]:
             found.append(CancelTasks(term=term, job=job.id, attempts=current_attempts(ending)))
-        found += self._restarted(job, here)
+        found += self._restarted(job, worker, here)
         if (barrier := job.pause.message(term, job.id)) is not None and wanted and not job.move.barrier:
             found.append(barrier)
         return found
@@ -114,26 +115,28 @@ class Reconciler:
         ends = [each for task in job.subtasks.on(worker) for each in job.ends.late_ends(task.key)]
         return [message for _, message in consumer_ends(job.id, ends, term=self.term)]
 
-    def _restarted(self, job: Job, here: Iterable[Subtask]) -> list[Desired]:
-        """The producers and consumers of tasks on the worker, if not at their first attempt, or if perhaps
-        deployed later than these tasks."""
+    def _restarted(self, job: Job, worker: int, here: Iterable[Subtask]) -> list[Desired]:
+        """The producers and consumers of tasks on the worker, tasks for which it holds, and holders of its
+        tasks, if not at their first attempt, or if perhaps deployed later than these tasks."""
         addresses = {each.worker: each.address for each in self.workers.there()}
         later = deploys_later(job.graph)
         beside = [
             placed_attempt(task)
-            for task in _neighbour_tasks(job, here)
+            for task in _neighbour_tasks(job, worker, here)
             if (later or task.attempt > FIRST_ATTEMPT) and task.worker in addresses
         ]
+        beside += [each for each in job.holders.named_for(here) if each.worker in addresses]
         if not beside:
             return []
         workers = [addresses[number] for number in sorted({each.worker for each in beside})]
         return [TasksRestarted(term=self.term, job=job.id, tasks=beside, workers=workers)]
 
 
-def _neighbour_tasks(job: Job, here: Iterable[Subtask]) -> list[Subtask]:
-    """Deployed subtasks that exchange rows with these."""
+def _neighbour_tasks(job: Job, worker: int, here: Iterable[Subtask]) -> list[Subtask]:
+    """Deployed subtasks that exchange rows with these, or whose snapshots the worker holds."""
     keys = {
         key for task in here for key in (*job.graph.producers(*task.key), *job.graph.consumers(*task.key))
     }
+    keys |= {held.key for held in job.holders.on(worker) if job.holders.worker_of(held.key) == worker}
     live = (task for task in job.subtasks.values() if task.state in ("created", "running", "finished"))
     return [task for task in live if task.on_worker and task.key in keys]

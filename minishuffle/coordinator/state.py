@@ -456,7 +456,7 @@ class CoordinatorState:
         if not self._awaiting:
             return jobs
         is_over = not self._workers.awaited()
-        return [job for job in jobs if not (is_over or self._workers.awaits(job.slots.workers()))]
+        return [job for job in jobs if not (is_over or self._workers.awaits(job.workers()))]
 
     # --- workers ---------------------------------------------------------------------------------
 
@@ -514,6 +514,7 @@ class CoordinatorState:
         for job in self._jobs.active():
             job.restart_undeployed(self._reconciler.missing(job, worker.worker, message), at)
             job.worker_returned(worker.worker, at)
+            job.reconcile_holders(worker.worker, message.attempts)
         desired = self._reconciler.desired(worker, message, since)
         answer = answer.model_copy(update={"desired": desired})
         self._out.insert(first, SendToWorker(worker.worker, worker.link, answer))
@@ -870,7 +871,7 @@ class CoordinatorState:
         cause = ErrorInfo(code=PeerLost.code, text=f"{worker} was lost: {why}")
         for job in self._jobs.active():
             job.links.forget(worker.worker)
-            if worker.worker in job.slots.workers():
+            if worker.worker in job.workers():
                 at = self._wall(now)
                 until = None if end_reported_by is None else at + end_reported_by - now
                 job.worker_lost(worker.worker, cause, at, until)
@@ -926,7 +927,7 @@ class CoordinatorState:
             f"worker {worker.worker} is to leave ({why or 'a client asks for it'}): its tasks move elsewhere"
         )
         for job in self._jobs.active():
-            if worker.worker in job.slots.workers():
+            if worker.worker in job.workers():
                 if is_new:
                     job.history.note(at, "worker draining", text, worker=worker.worker)
                 self._touch(job)
@@ -1178,7 +1179,7 @@ class CoordinatorState:
         self._jobs[job.id] = job
         self._streams.add(job, graph, {})
         self._results.add(job, graph, {})
-        self._deployer.deploy(job)
+        self._deployer.deploy(job, self._jobs.held, at)
         self._touch(job)
         return Accepted(job=job.id, warning=submission.warning)
 
@@ -1273,7 +1274,7 @@ class CoordinatorState:
     def _restart(self, job: Job, at: float, called: set[int]) -> None:
         """Deploy the due tasks of a job. ``called`` are standby workers already called up for the same
         loss."""
-        if self._awaiting and self._workers.awaits(job.slots.workers()):
+        if self._awaiting and self._workers.awaits(job.workers()):
             return
         was_stopping = job.stopping
         ready = self._deployer.restart(job, self._jobs.held, at, called)
@@ -1291,7 +1292,7 @@ class CoordinatorState:
         self._isolation.forget(job.id)
         self._out += self._streams.remove(job)
         self._results.job_ended(job)
-        self._deployer.release(job, {*job.slots.workers(), *self._preparations.job_ended(job.id)}, at)
+        self._deployer.release(job, {*job.workers(), *self._preparations.job_ended(job.id)}, at)
         for number, slot in sorted(job.slots.blocked):
             if (worker := self._workers.get_alive(number)) is not None:
                 self._workers.write_off(worker, job.id, slot)

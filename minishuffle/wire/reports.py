@@ -30,6 +30,7 @@ __all__ = [
     "Fact",
     "FileCompleted",
     "PartitionReadable",
+    "SnapshotsHeld",
     "SourcePositions",
     "StateTaken",
     "StateWritten",
@@ -196,6 +197,15 @@ class StateWritten(ControlMessage):
     problem: str = ""
 
 
+class SnapshotsHeld(ControlMessage):
+    """The holder of a task's snapshots has all that are to be kept, for the first time: the task can go on
+    from what it has. With a ``problem`` it can hold no more. ``attempt`` is that of the holder."""
+
+    kind: Literal["snapshots_held"] = "snapshots_held"
+    attempt: AttemptRef
+    problem: str = ""
+
+
 Fact: TypeAlias = (
     TaskStateChanged
     | TaskReleased
@@ -207,6 +217,7 @@ Fact: TypeAlias = (
     | TaskStands
     | StateTaken
     | StateWritten
+    | SnapshotsHeld
 )
 
 

@@ -83,6 +83,8 @@ class TaskInfo(ControlMessage):
     result: bytes = b""
     state_rows_lost: int = 0
     """State rows of its operators, lost with attempts that did not finish."""
+    holder: WorkerNumber = 0
+    """The worker that holds its snapshots; 0: none does, or it takes none."""
 
 
 class JobEvent(ControlMessage):
@@ -460,6 +462,8 @@ class JobInfo(ControlMessage):
     rows_again: int = 0
     """Upper bound of rows emitted twice: by sources that died, with ``source_lease`` 0 or while there was no
     coordinator; and by sinks that ran again, fed by a blocking exchange."""
+    unprotected: int = 0
+    """Tasks of a job with a guarantee that could not go on if their worker was lost now."""
     slot_waits: list[SlotWait] = Field(default_factory=list)
     deploy_waits: list[DeployWait] = Field(default_factory=list)
     stages: list[StageInfo] = Field(default_factory=list)

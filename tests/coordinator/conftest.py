@@ -24,7 +24,7 @@ from minishuffle.coordinator.instructions import (
 from minishuffle.coordinator.journal.journalrecords import job_records, recalled_jobs
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.errors import ShuffleError
-from minishuffle.ids import AttemptId, Changes, RecordKey
+from minishuffle.ids import AttemptId, Changes, RecordKey, holder_operator
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.clients import BeginWrite, WriteBegun
 from minishuffle.wire.messages import (
@@ -51,6 +51,7 @@ from minishuffle.wire.reports import (
     Collected,
     Fact,
     PartitionReadable,
+    SnapshotsHeld,
     TaskStands,
     TaskStateChanged,
 )
@@ -81,6 +82,8 @@ class FakeWorker:
     """By job, the last barrier that it has heard of, and whether that is over."""
     states: set[tuple[str, int, int, int]] = field(default_factory=set)
     """Attempts whose state it keeps for the next ones."""
+    holders: set[tuple[str, int, int, int]] = field(default_factory=set)
+    """Its holders of snapshots, as attempts."""
 
     def receive(self, message: ControlMessage) -> None:
         self.inbox.append(message)
@@ -100,6 +103,11 @@ class FakeWorker:
                 for task in message.tasks:
                     assert task.operator in programs, "a task without its program"
                     self.tasks[message.job, task.operator, task.index] = task
+                for each in message.holders:
+                    named = (message.job, holder_operator(each.operator), each.index, each.attempt)
+                    assert named not in self.holders, "a holder is deployed twice"
+                    assert each.task_worker in {address.worker for address in message.workers}
+                    self.holders.add(named)
             case CancelTasks(job=job, attempts=[]):
                 self.canceled.add(job)
             case CancelTasks(job=job, attempts=attempts):
@@ -112,9 +120,10 @@ class FakeWorker:
                     self.prepared.pop(job, None)
                     self.barriers.pop(job, None)
                 named = {(job, each.operator, each.index, each.attempt) for each in attempts}
-                self.states = {
-                    each for each in self.states if each[0] != job or (named and each not in named)
-                }
+                self.states, self.holders = (
+                    {each for each in kept if each[0] != job or (named and each not in named)}
+                    for kept in (self.states, self.holders)
+                )
                 self.tasks = {
                     key: task
                     for key, task in self.tasks.items()
@@ -199,7 +208,8 @@ class FakeCluster:
             AttemptId.of(job, operator, index, task.attempt)
             for (job, operator, index), task in worker.tasks.items()
         ]
-        held = list(dict.fromkeys([*held, *(AttemptId.of(*each) for each in sorted(worker.states))]))
+        kept = sorted(worker.states | worker.holders)
+        held = list(dict.fromkeys([*held, *(AttemptId.of(*each) for each in kept)]))
         fields = {"requested_worker": worker.worker, "epoch": worker.epoch, "attempts": held}
         fields["jobs"] = sorted({*worker.prepared, *(job for job, _, _ in worker.tasks)})
         fields["prepared"] = sorted(worker.prepared)
@@ -340,6 +350,11 @@ class FakeCluster:
         if any(output.edge == edge and output.announced for output in spec.outputs):
             attempt = AttemptId.of(*key, spec.attempt)
             self.fact(worker, PartitionReadable(attempt=attempt, edge=edge))
+
+    def hold(self, worker: FakeWorker, problem: str = "") -> None:
+        """All its holders of snapshots say that they have all; or that they can hold no more."""
+        for each in sorted(worker.holders):
+            self.fact(worker, SnapshotsHeld(attempt=AttemptId.of(*each), problem=problem))
 
     def stand(self, worker: FakeWorker, key: tuple[str, int, int], **standing: Any) -> None:
         """A task stands behind the barrier of its job, or as it is given."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 from minishuffle import limits
+from minishuffle.coordinator.jobs.holders import HeldTask
 from minishuffle.coordinator.jobs.job import Job
+from minishuffle.ids import held_operator, is_holder
 from minishuffle.wire.messages import TaskReport
 from minishuffle.wire.reports import (
     AttemptReport,
@@ -19,6 +21,7 @@ from minishuffle.wire.reports import (
     Fact,
     FileCompleted,
     PartitionReadable,
+    SnapshotsHeld,
     SourcePositions,
     StateTaken,
     StateWritten,
@@ -37,6 +40,8 @@ FREQUENT: Final = (TaskReport, TaskStands)
 
 def apply_fact(job: Job, worker: int, fact: Fact | TaskReport, at: float) -> bool:
     """Apply a worker's fact or report about an attempt to the job; False if it is stale."""
+    if is_holder(fact.attempt.subtask.operator):
+        return _apply_of_holder(job, worker, fact, at)
     task = job.subtasks.current(worker, fact.attempt)
     if task is None:
         return isinstance(fact, TaskReleased | TaskReport) and job.progress.exchanged_before(worker, fact)
@@ -71,6 +76,18 @@ def apply_fact(job: Job, worker: int, fact: Fact | TaskReport, at: float) -> boo
         case StateWritten():
             job.state_written(task, fact, at)
     return True
+
+
+def _apply_of_holder(job: Job, worker: int, fact: Fact | TaskReport, at: float) -> bool:
+    operator, index = fact.attempt.subtask.key
+    held = HeldTask((held_operator(operator), index), fact.attempt.attempt)
+    match fact:
+        case SnapshotsHeld(problem=problem):
+            return job.snapshots_held(worker, held, problem, at)
+        case TaskStateChanged(state="failed", error=error):
+            problem = "it has failed" if error is None else error.text
+            return job.snapshots_held(worker, held, problem, at)
+    return False
 
 
 def moves_only(fact: Fact | TaskReport) -> bool:

@@ -272,9 +272,9 @@ class Ends:
 
     def ended_channels(self, key: TaskKey) -> EndedChannels:
         """The ended channels for the attempt that is deployed now. If it repeats rows, the channels to stale
-        consumers (:func:`is_stale`) count as ended."""
+        consumers (:func:`is_stale`) count as ended, but not if these go on from snapshots."""
         task, done = self._tasks[key], self.done(key)
-        if task.version == task.attempt:
+        if task.version == task.attempt or task.operator in self._behind:
             return done
         closed = {edge: list(consumers) for edge, consumers in done.closed.items()}
         for edge in self._graph.outputs_of(task.operator):

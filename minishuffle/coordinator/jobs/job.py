@@ -26,6 +26,7 @@ from minishuffle.coordinator.jobs.failover import (
 )
 from minishuffle.coordinator.jobs.fallback import BEGINNING, FallbackRecord, JobFallback, RestorePoint
 from minishuffle.coordinator.jobs.history import History, HistoryRecord
+from minishuffle.coordinator.jobs.holders import HeldTask, Holder, Holders, state_lost
 from minishuffle.coordinator.jobs.joblinks import Exclusion, JobLinks, LinksRecord
 from minishuffle.coordinator.jobs.lifecycle import (
     ENDED,
@@ -88,6 +89,7 @@ from minishuffle.errors import (
     UsageError,
     error_from_code,
 )
+from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph, Placement
 from minishuffle.plan.guarantee import never_saved
 from minishuffle.plan.stages import deploys_later
@@ -178,6 +180,7 @@ class TaskRecord(Record):
     failures: FailuresRecord | None
     deaths: TaskDeaths | None = None
     ends: EndsRecord = ()
+    holder: Holder | None = None
 
 
 class Job:
@@ -231,6 +234,7 @@ class Job:
         self.cut, self.cuts = JobSavepoint(), JobCuts()
         if given.is_guaranteed and not never_saved(graph):
             self.cuts.want(at, given.durable_interval)
+        self.holders = Holders(graph, self.subtasks)
         self.moved_state = MovedState(graph, self.progress, self.slots, self._note)
         self.cancellations = Cancellations(graph, self.replays, self.move, self.subtasks)
         self.history.note(at, "created", f"{name}: {len(self.subtasks)} tasks {self._where(placement)}")
@@ -291,6 +295,7 @@ class Job:
             failures=self._failures.record(key),
             deaths=self.deaths.record(key),
             ends=self.ends.record(key),
+            holder=self.holders.record(key),
         )
 
     def recall(
@@ -328,6 +333,7 @@ class Job:
 
     def _recall_task(self, key: TaskKey, record: TaskRecord) -> None:
         self.ends.recall(key, record.ends, record.task.round)
+        self.holders.recall(key, record.holder)
         self.recoveries.recall(key, record.recovery)
         self.deaths.recall(key, record.deaths)
         self.timers.recall(key, record.due)
@@ -352,6 +358,10 @@ class Job:
         """The worker of a subtask: its slot's, unless it finished before the slot moved."""
         task = self.subtasks[operator, index]
         return task.worker if task.stays else self.slots.placement[self.slot_of((operator, index))]
+
+    def workers(self) -> set[int]:
+        """The workers that have slots of it, or had some and may keep partitions, or hold snapshots."""
+        return self.slots.workers() | self.holders.workers()
 
     def stayed(self) -> dict[TaskKey, int]:
         """The workers of subtasks that finished before their slot moved or became vacant."""
@@ -381,7 +391,9 @@ class Job:
             submitted_at=self.submitted_at,
             ended_at=self.ended_at,
             tasks=[
-                task.info(self.progress.totals(task, recent), results)
+                task.info(
+                    self.progress.totals(task, recent), results, holder=self.holders.worker_of(task.key)
+                )
                 for task in (self.subtasks.values() if tasks else ())
             ],
             causes=self.history.causes,
@@ -392,6 +404,7 @@ class Job:
             rows_in_flight=self.progress.losses().in_flight,
             state_rows_lost=self.progress.losses().state_rows,
             rows_again=self.progress.losses().again,
+            unprotected=len(self.holders.unprotected()),
             files_listed=self.progress.manifest.files,
             file_rows=self.progress.manifest.rows,
             task_states=dict(+self.subtasks.states),
@@ -562,6 +575,25 @@ class Job:
             self.task_stands(task, report.standing, at)
         self.progress.exchanged(task, report.traffic, report.counters.rows_dropped)
 
+    def snapshots_held(self, worker: int, held: HeldTask, problem: str, at: float) -> bool:
+        """A holder of a task's snapshots has all of them, or can hold no more; False if it is another's."""
+        if not self.holders.reported(worker, held, problem):
+            return False
+        task = self.subtasks[held.key]
+        if problem:
+            text = f"worker {worker} can hold no more snapshots of {task}: {problem}"
+            self._note(task, "holder failed", at, text)
+        else:
+            task.has_begun()
+        return True
+
+    def reconcile_holders(self, worker: int, there: Iterable[AttemptId]) -> None:
+        """A worker has come back with these attempts: other holders of snapshots never came to it."""
+        mine = {each for each in there if each.subtask.job == self.id}
+        for held in self.holders.on(worker):
+            if held.of(self.id) not in mine:
+                self.holders.gone(worker, held)
+
     def task_stands(self, task: Subtask, standing: Standing, at: float) -> None:
         """Note the standing of a running task at the barriers of a pause or a move."""
         if standing.taken and standing.barrier == self.move.barrier and self.move.is_aligning:
@@ -600,6 +632,7 @@ class Job:
                 counted deaths wait for it.
         """
         self.slots.worker_lost(worker, cause.text)
+        self.holders.worker_lost(worker)
         here = self.subtasks.on(worker)
         for task in here:
             task.leave_worker()
@@ -620,6 +653,7 @@ class Job:
         running attempts count as failures. Returns the attempts that it must release."""
         here = self.subtasks.on(worker)
         named = [TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt) for task in here]
+        named += [held.attempt for held in self.holders.on(worker)]
         failed = [task.key for task in here if task.runs]
         self.links.exclude(worker, exclusion, at)
         cause = ErrorInfo(code=PeerLost.code, text=exclusion.why)
@@ -710,6 +744,8 @@ class Job:
             self._fail_of_loss(lost, cause, at)
         elif unreadable := self._unreadable(lost):
             self._fail_of_unreadable(unreadable, cause, at)
+        elif bare := self.holders.without_state([*lost, *(self.subtasks[key] for key in self.timers)]):
+            self.fail(state_lost(bare, cause.text), at, verdict=True)
         else:
             for task in lost:
                 self._restart(task, at, where, due=self.timers.held_until(task.key, at))
@@ -1076,6 +1112,7 @@ class Job:
             if task.state != WAITING:
                 task.start_over(resumptions.get(task.key, Resumption()))
         self.ends.start_over()
+        self.holders.start_over()
         self.progress.goes_back(point.published)
         self.cancellations.widen(self.deaths.strategy(self.graph.settings.restart_strategy))
         self.subtasks.touch(*self.subtasks)
@@ -1104,6 +1141,9 @@ class Job:
         settings = self.graph.settings
         if unreadable := self._unreadable([task]):
             self._fail_of_unreadable(unreadable, error, at)
+            return
+        if bare := self.holders.without_state([task]):
+            self.fail(state_lost(bare, error.text), at, verdict=True)
             return
         counted = self.replays.counts_for(task.key)
         self.subtasks.touch(counted)
@@ -1213,6 +1253,8 @@ class Job:
             held = task.state_held
             return held is not None and held[0] == worker and not self.stopping
 
+        if not self.stopping and self.holders.needs(worker):
+            return True
         tasks = self.subtasks.values()
         there = worker in self.slots.workers()
         return there and any(is_needed(task) or keeps_state(task) for task in tasks)
@@ -1378,6 +1420,7 @@ class Job:
         running_at = self.pause.since if self.pause.phase == "paused" else at
         resumption = task.begun_again(self.progress.next_attempt(task, running_at))
         resumption = self.moved_state.for_next(task, resumption, at)
+        resumption = self.holders.for_next(key, resumption)
         in_place = task.on_worker and task.worker == worker
         where = "in its slot" if in_place else f"in place of worker {task.worker}"
         self.subtasks.begin_next(task, worker, self.ends.round, resumption)
@@ -1440,7 +1483,8 @@ class Job:
                 self._move_stage(task, change)
             case "settle files":
                 self.progress.manifest.settled(*key)
-                task.has_begun()
+                if key not in self.holders:
+                    task.has_begun()
             case "end attempt":
                 self._end_attempt(task, change)
             case "end move":
@@ -1717,4 +1761,5 @@ class Job:
         self.slots.validate()
         self.stages.validate()
         self.ends.validate()
+        self.holders.validate()
         self.history.validate()

@@ -55,8 +55,12 @@ class JobTable(dict[str, Job]):
         return [job for job in self.values() if not job.terminal]
 
     def waiting(self) -> list[Job]:
-        """Active jobs with tasks, or a stage, that wait for a slot."""
-        return [job for job in self.active() if job.waits_for_slot or job.wants_slots]
+        """Active jobs with tasks, or a stage, that wait for a slot, or tasks that wait for a holder."""
+        return [
+            job
+            for job in self.active()
+            if job.waits_for_slot or job.wants_slots or job.holders.some_are_alone()
+        ]
 
     def suspected(self, by: int, message: PeerSuspicion, at: float) -> list[Job]:
         """Note that a worker suspects another, or trusts it again. Returns the jobs with a new event about

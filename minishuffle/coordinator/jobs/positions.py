@@ -25,8 +25,16 @@ class Resumption(NamedTuple):
     files_complete: bool = False
     state_worker: int = 0
     state_attempt: int = 0
+    state_holder: bool = False
+    needs_state: bool = False
+    holder: int = 0
     restoration: Restoration | None = None
     has_ended: bool = False
+
+    @property
+    def keeps_state(self) -> bool:
+        """An earlier attempt keeps its state for this one, because it has moved."""
+        return self.state_attempt > 0 and not self.state_holder
 
 
 @dataclass(frozen=True, slots=True)

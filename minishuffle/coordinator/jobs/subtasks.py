@@ -151,7 +151,7 @@ class Subtask(AttemptRecord):
         if self.state_bytes:
             return self.worker, self.attempt
         kept = self.resumption
-        return (kept.state_worker, kept.state_attempt) if kept.state_attempt else None
+        return (kept.state_worker, kept.state_attempt) if kept.keeps_state else None
 
     def keep_state(self, size: int) -> None:
         """Its attempt ended at the barrier of a move, and keeps ``size`` bytes of state."""
@@ -188,8 +188,8 @@ class Subtask(AttemptRecord):
         before, self.announced = self.announced, max(self.announced, self.rows_kept)
         return self.announced > before
 
-    def info(self, totals: Totals, results: bool) -> TaskInfo:
-        """The subtask for clients, with the totals of all its attempts."""
+    def info(self, totals: Totals, results: bool, *, holder: int = 0) -> TaskInfo:
+        """The subtask for clients, with the totals of all its attempts; ``holder``: see ``TaskInfo``."""
         return TaskInfo(
             operator=self.operator,
             name=self.name,
@@ -202,6 +202,7 @@ class Subtask(AttemptRecord):
             rows_received=totals.rows_received,
             result=self.result if results else b"",
             state_rows_lost=totals.state_rows_lost,
+            holder=holder,
         )
 
 

@@ -14,6 +14,7 @@ from minishuffle.coordinator.jobs.lifecycle import WAITING
 from minishuffle.coordinator.jobs.positions import Resumption
 from minishuffle.coordinator.jobs.subtasks import Subtask
 from minishuffle.coordinator.journal.writeahead import WriteAhead
+from minishuffle.coordinator.scheduling.holding import holder_messages, holder_releases, name_holders
 from minishuffle.coordinator.scheduling.isolation import Isolation
 from minishuffle.coordinator.scheduling.placement import (
     cancellations,
@@ -61,14 +62,16 @@ class Deployer:
     isolation: Isolation
     drain_timeout: float = 0.0
 
-    def deploy(self, job: Job) -> None:
+    def deploy(self, job: Job, held: Holdings, at: float) -> None:
         """Deploy all tasks of a starting job, except waiting ones, and prepare standby workers to take over
-        from it."""
-        held = job.slots.held()
-        workers = self.workers.alive()
-        addresses = [worker.address for worker in workers if worker.worker in held]
+        from it; ``held``: see :meth:`restart`."""
+        there, workers = job.slots.held(), self.workers.alive()
+        addresses = [worker.address for worker in workers if worker.worker in there]
         graph, term, placement = job.graph, self.term, job.slots.placement
         tasks = [task for task in job.subtasks.values() if task.state != WAITING]
+        name_holders(job, tasks, workers, held.holders, at)
+        for task in tasks:
+            task.begin_from(job.holders.for_first(task.key, task.resumption))
         messages = deployments(
             graph,
             placement,
@@ -81,6 +84,7 @@ class Deployer:
         )
         for number, message in messages.items():
             self.send(number, message)
+        self._send_holders(job)
         for number, ahead in self.preparations.job_started(job, workers):
             self.send(number, ahead)
 
@@ -101,11 +105,21 @@ class Deployer:
             self.send(number, message)
         ready = self._restarted(job, held, at, called)
         ready += self._first(job, held, at) + self._first_readers(job, held, at, called)
+        name_holders(job, ready, self.workers.alive(), held.holders, at)
         if ready:
             addresses = {worker.worker: worker.address for worker in self.workers.alive()}
             for number, message in redeployments(job, ready, addresses, term=self.term, at=at):
                 self.send(number, self.preparations.shortened(number, message))
+        self._send_holders(job)
         return ready
+
+    def _send_holders(self, job: Job) -> None:
+        """Deploy newly named holders, and release replaced ones."""
+        addresses = {worker.worker: worker.address for worker in self.workers.alive()}
+        for number, message in holder_messages(job, addresses, term=self.term):
+            self.send(number, message)
+        for number, release in holder_releases(job, term=self.term):
+            self.send(number, release)
 
     def _restarted(self, job: Job, held: Holdings, at: float, called: set[int]) -> list[Subtask]:
         """Due restarting tasks that have slots now; the others wait for a slot."""

@@ -245,6 +245,12 @@ def admit(
     Raises:
         ResourceExhausted: the job does not fit; with the arithmetic.
     """
+    if graph.snapshotted() and len(takers(workers)) == 1:
+        raise ResourceExhausted(
+            f'guarantee="{graph.settings.guarantee}" needs two workers, since each holds snapshots of the '
+            "other's tasks, and one is there: start another (--workers, or 'minishuffle worker start'), or "
+            'use guarantee="loss"'
+        )
     refused: list[ResourceExhausted] = []
     regular = [worker for worker in takers(workers) if not worker.standby and worker.worker not in closed]
     spare = _spare_slots(workers)
@@ -546,8 +552,7 @@ def _neighbour_addresses(
 
 
 class _Exchanges(NamedTuple):
-    """What becomes of rows that were sent: edges that are kept or retained, sources that repeat their rows,
-    operators that run again from the beginning."""
+    """Kept and retained edges, repeating sources, and operators that run again from the beginning."""
 
     kept: frozenset[int]
     retained: frozenset[int]
@@ -636,7 +641,8 @@ def redeployments(
     for task in tasks:
         last = TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt)
         worker = job.deployed(task, at)
-        if worker is not None and task.resumption.state_attempt != last.attempt:
+        keeps = task.resumption.keeps_state and task.resumption.state_attempt == last.attempt
+        if worker is not None and not keeps:
             released.setdefault(worker, []).append(last)
     messages: list[tuple[int, ControlMessage]] = [
         (worker, ReleaseJob(term=term, job=job.id, attempts=attempts))
@@ -702,12 +708,16 @@ def placed_attempt(task: Subtask) -> PlacedAttempt:
 def _neighbour_workers(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
     """For each task, the workers to tell of its new attempt.
 
-    These are its own worker, unless it is the first attempt, the worker that keeps its state, and the workers
-    of attempts that exchange rows with it or may be asked for rows. Consumers that have read all its rows are
-    left out, and so are tasks deployed together with it, whose DeployTasks names it.
+    These are its own worker, unless it is the first attempt, the workers with its state or its snapshots,
+    and the workers of attempts that exchange rows with it or may be asked for rows. Consumers that
+    have read all its rows are left out, and so are tasks deployed together with it, whose DeployTasks names
+    it.
     """
     together = {task.key for task in tasks}
-    keepers = [{task.resumption.state_worker} - {0} for task in tasks]
+    keepers = [
+        {task.resumption.state_worker if task.resumption.keeps_state else 0, job.holders.worker_of(task.key)}
+        for task in tasks
+    ]
     others: dict[int, list[Subtask]] = {}
     for task in job.subtasks.values():
         live = task.on_worker and task.state in ("created", "running", "finished")
@@ -723,7 +733,7 @@ def _neighbour_workers(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
                 for other in others.get(operator, ())
                 if other.index in indices and not job.ends.read_between(task.key, other.key)
             )
-        found.append(workers)
+        found.append(workers - {0})
     return found
 
 

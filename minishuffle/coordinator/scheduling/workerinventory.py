@@ -15,14 +15,15 @@ __all__ = ["Holdings"]
 
 
 class _Held(NamedTuple):
-    """Slots and segments of one job."""
+    """Slots and segments of one job, and the tasks that workers hold for."""
 
     slots: Mapping[int, int]
     segments: Mapping[int, int]
+    holders: Mapping[int, int]
     running: bool
 
 
-_NOTHING = _Held({}, {}, False)
+_NOTHING = _Held({}, {}, {}, False)
 
 
 class Holdings:
@@ -36,6 +37,8 @@ class Holdings:
         """Slots held, by worker."""
         self.segments: Counter[int] = Counter()
         """Segments required, by worker."""
+        self.holders: Counter[int] = Counter()
+        """Tasks whose snapshots it holds, by worker."""
         self.running = 0
         """Number of jobs that are not stopping."""
         self._by_job: dict[str, _Held] = {}
@@ -47,7 +50,7 @@ class Holdings:
             was = self._by_job.pop(job.id, _NOTHING)
             now = _NOTHING
             if not job.terminal:
-                now = _Held(job.slots.held(), dict(job.slots.segments), not job.stopping)
+                now = _Held(job.slots.held(), dict(job.slots.segments), job.holders.count(), not job.stopping)
                 self._by_job[job.id] = now
             self.running += now.running - was.running
             if now.slots != was.slots:
@@ -56,9 +59,13 @@ class Holdings:
             if now.segments != was.segments:
                 self.segments.subtract(was.segments)
                 self.segments.update(now.segments)
+            if now.holders != was.holders:
+                self.holders.subtract(was.holders)
+                self.holders.update(now.holders)
 
     def validate(self, jobs: Iterable[Job]) -> None:
         """Check that exactly these jobs have been noted, and as they are; for tests, after each step."""
         fresh = Holdings(jobs)
         assert (self.running, +self.slots, +self.segments) == (fresh.running, +fresh.slots, +fresh.segments)
+        assert +self.holders == +fresh.holders
         assert self._by_job == fresh._by_job

@@ -74,7 +74,7 @@ def make_job(graph: JobGraph) -> Job:
 
 def test_a_job_goes_to_its_workers_and_standby_workers_are_prepared_for_it(make_graph: MakeGraph) -> None:
     workers = Workers(False, False, True)
-    workers.deployer.deploy(make_job(make_graph()))
+    workers.deployer.deploy(make_job(make_graph()), Holdings(), 0.0)
     kinds = [(number, type(message)) for number, message in workers.take_sent()]
     assert kinds == [(1, DeployTasks), (2, DeployTasks), (3, PrepareJob)]
 
@@ -84,7 +84,7 @@ def test_what_was_lost_goes_to_a_standby_worker_without_programs_and_its_peers_h
 ) -> None:
     workers = Workers(False, False, True)
     job = make_job(make_graph(restart_strategy="individual"))
-    workers.deployer.deploy(job)
+    workers.deployer.deploy(job, Holdings(), 0.0)
     workers.take_sent()
     workers.lose(2, job)
     called = set[int]()
@@ -101,7 +101,7 @@ def test_what_was_lost_goes_to_a_standby_worker_without_programs_and_its_peers_h
 def test_what_finds_no_slot_waits_for_one(make_graph: MakeGraph) -> None:
     workers = Workers(False, False)
     job = make_job(make_graph(restart_strategy="individual"))
-    workers.deployer.deploy(job)
+    workers.deployer.deploy(job, Holdings(), 0.0)
     workers.lose(2, job)
     assert workers.deployer.restart(job, Holdings([job]), 1.0, set()) == []
     assert job.waits_for_slot and job.next_time() == 6.0
@@ -112,7 +112,7 @@ def test_a_job_that_ends_does_not_wait_for_attempts_whose_deployment_is_held_bac
 ) -> None:
     workers = Workers(False, False)
     job = make_job(make_graph())
-    workers.deployer.deploy(job)
+    workers.deployer.deploy(job, Holdings(), 0.0)
     first, second = (SendToWorker(number, number, message) for number, message in workers.take_sent())
     workers.ahead.failed([CoordinatorStep(messages=[second])], "the disk is full")
     job.cancel(1.0, "cancelled by a client")

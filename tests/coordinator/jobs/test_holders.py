@@ -1,0 +1,130 @@
+"""Who has the snapshots of a task, whatever becomes of the workers that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minishuffle.coordinator.jobs.holders import HeldTask, Holders, state_lost
+from minishuffle.coordinator.jobs.positions import Resumption
+from minishuffle.coordinator.jobs.subtasks import Subtasks
+from minishuffle.errors import StateLost, error_from_code
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
+
+MakeGraph = Callable[..., JobGraph]
+KEY = (1, 0)
+
+
+def new_holders() -> Holders:
+    """Of a job with two tasks, both on worker 1."""
+    vertices = [
+        Vertex(name=name, parallelism=1, operators=[name], is_source=name == "read", program=b"")
+        for name in ("read", "count")
+    ]
+    edges = [Edge(source=0, target=1, partitioner="hash")]
+    graph = JobGraph(vertices=vertices, edges=edges, settings=JobSettings(guarantee="at_least_once"))
+    return Holders(graph, Subtasks(graph, (1,)))
+
+
+def source(each: Holders) -> tuple[int, int, bool]:
+    """Worker and number of the holder that the next attempt reads, and whether that must have something."""
+    found = each.for_next(KEY, Resumption())
+    assert found.state_holder == bool(found.state_attempt)
+    return found.state_worker, found.state_attempt, found.needs_state
+
+
+def test_without_a_guarantee_nobody_holds(make_graph: MakeGraph) -> None:
+    graph = make_graph(1, 1)
+    each = Holders(graph, Subtasks(graph, (1,)))
+    assert not each and KEY not in each and each.worker_of(KEY) == 0
+    assert each.for_next(KEY, Resumption()) == each.for_first(KEY, Resumption()) == Resumption()
+    assert each.record(KEY) is None and not each.unprotected()
+
+
+def test_the_next_attempt_begins_anew_while_no_holder_was_ever_named() -> None:
+    each = new_holders()
+    assert source(each) == (0, 0, False) and each.record(KEY) is None
+    assert [task.key for task in each.unprotected()] == [(0, 0), KEY]
+
+
+def test_the_last_one_that_had_all_is_read_until_the_next_has() -> None:
+    each = new_holders()
+    each.name(KEY, 2)
+    assert source(each) == (2, 1, False)
+    each.name(KEY, 3)
+    each.name(KEY, 4)
+    assert source(each) == (2, 1, False) and each.take_dropped() == [(3, HeldTask(KEY, 2))]
+    assert each.reported(4, HeldTask(KEY, 3), "")
+    assert source(each) == (4, 3, False) and each.take_dropped() == [(2, HeldTask(KEY, 1))]
+    assert not each.reported(2, HeldTask(KEY, 1), "")
+
+
+def test_what_was_lost_is_needed_of_the_next_one_and_not_any_more_once_that_has_all() -> None:
+    each = new_holders()
+    each.name(KEY, 2)
+    each.worker_lost(2)
+    tasks = [each_task for each_task in each.unprotected() if each_task.key == KEY]
+    assert each.without_state(tasks) == tasks and source(each) == (0, 0, True)
+    each.name(KEY, 3)
+    assert source(each) == (3, 2, True) and not each.without_state(tasks)
+    each.reported(3, HeldTask(KEY, 2), "")
+    assert source(each) == (3, 2, False)
+
+
+def test_all_are_released_when_tasks_begin_with_something_else() -> None:
+    each = new_holders()
+    each.name(KEY, 2)
+    each.name(KEY, 3)
+    each.worker_lost(2)
+    each.start_over()
+    assert source(each) == (0, 0, False) and not each.workers()
+    assert each.take_dropped() == [(3, HeldTask(KEY, 2))]
+    each.name(KEY, 2)
+    assert source(each) == (2, 3, False)
+
+
+def test_the_error_of_lost_state_says_what_to_do() -> None:
+    error = state_lost(new_holders().unprotected(), "worker 2 was lost")
+    assert error_from_code(error.code, error.text).final and error.code == StateLost.code
+    assert error.text.startswith("read[0], count[0] cannot go on: no worker has their snapshots any more (wo")
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["name", "all", "fails", "lost"]), st.integers(2, 5)), max_size=20
+)
+
+
+@given(EVENTS)
+def test_nobody_reads_a_holder_that_is_gone_and_none_goes_before_its_successor_has_all(
+    events: list[tuple[str, int]],
+) -> None:
+    each = new_holders()
+    there: dict[int, int] = {}
+    """Holders that were named and are neither lost nor released, with their workers."""
+    has: int = 0
+    """The last one that had all; 0: none, or it is gone."""
+    for kind, worker in events:
+        holder = each.of(KEY)
+        if kind == "name" and worker != holder.worker and worker not in holder.shunned:
+            each.name(KEY, worker)
+            there[holder.number] = worker
+        elif kind == "lost":
+            each.worker_lost(worker)
+            there = {number: at for number, at in there.items() if at != worker}
+        elif kind in ("all", "fails") and holder.worker:
+            each.reported(holder.worker, HeldTask(KEY, holder.number), "full" if kind == "fails" else "")
+            has = holder.number if kind == "all" else has
+        for _, held in each.take_dropped():
+            there.pop(held.number, None)
+            assert held.number != has or kind == "fails"
+        each.validate()
+        at, number, needs = source(each)
+        assert there.get(number, 0) == at
+        assert {held.number for worker in range(2, 6) for held in each.on(worker)} == set(there)
+        if has in there:
+            assert number == has and not needs
+        again = new_holders()
+        again.recall(KEY, each.record(KEY))
+        assert source(again) == (at, number, needs)
