@@ -51,6 +51,7 @@ from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.reports import (
     Fact,
     FileCompleted,
+    SnapshotsHeld,
     SourcePositions,
     TaskReleased,
     TaskStands,
@@ -115,7 +116,7 @@ from minishuffle.worker.tasks.attempt import Attempt, WorkerServices
 from minishuffle.worker.tasks.deployment import Deployment
 from minishuffle.worker.tasks.handoff import LoopInbox
 from minishuffle.worker.tasks.programcache import ProgramLoader
-from minishuffle.worker.tasks.snapshotholder import snapshot_memory
+from minishuffle.worker.tasks.snapshotholder import cannot_hold, snapshot_memory
 from minishuffle.worker.tasks.statewriter import StateWriter
 from minishuffle.worker.tasks.task import Task, TaskOutcome
 from minishuffle.worker.tasks.threadwatchdog import StuckThreads
@@ -269,7 +270,7 @@ class Worker:
             saved=self._on_saved,
             stands=self._on_stands,
             partition_lost=self._on_partition_lost,
-            holder_failed=self._on_holder_failed,
+            snapshots_held=self._on_snapshots_held,
             channel_event=self._on_channel_event,
             clock=self._loop.time,
             wall=self._wall,
@@ -481,7 +482,7 @@ class Worker:
             self._deployment.hold(instruction)
         except Exception as error:  # as for a task
             _log.warning("holder %s cannot start", instruction.holder, exc_info=error)
-            self._on_holder_failed(instruction.holder, error)
+            self._on_snapshots_held(cannot_hold(instruction.holder, error))
 
     def _release(self, attempts: list[AttemptId]) -> None:
         for key in attempts:
@@ -573,9 +574,8 @@ class Worker:
         _log.warning("%s", error)
         self._carry_out(self._state.partition_lost(key, error))
 
-    def _on_holder_failed(self, key: AttemptId, error: Exception) -> None:
-        info = describe_failure(error, f"holder {key}")
-        self._carry_out(self._state.holder_failed(key, info))
+    def _on_snapshots_held(self, fact: SnapshotsHeld) -> None:
+        self._carry_out(self._state.snapshots_held(fact))
 
     def _on_fact(self, fact: Fact) -> None:
         """Report a fact about an attempt. A fact of an abandoned task is not output."""

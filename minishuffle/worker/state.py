@@ -54,6 +54,7 @@ from minishuffle.wire.messages import (
     WriteState,
 )
 from minishuffle.wire.registration import Registered
+from minishuffle.wire.reports import SnapshotsHeld
 from minishuffle.worker.channels.attaching import Attaching
 from minishuffle.worker.channels.registry import (
     ChannelKey,
@@ -305,12 +306,13 @@ class WorkerState:
         ended = ended.model_copy(update={"traffic": traffic, "positions": positions, **kept})
         return self._step([Report(ended), *self._tell_lost(key)])
 
-    def holder_failed(self, key: AttemptId, error: ErrorInfo) -> WorkerStep:
-        """A holder of snapshots takes no more: its task needs another."""
-        if not self.tasks.runs(key):
+    def snapshots_held(self, fact: SnapshotsHeld) -> WorkerStep:
+        """A holder has all snapshots that are to be kept, or takes no more."""
+        if not self.tasks.runs(fact.attempt):
             return self._step()
-        self._end(key)
-        return self._step([Report(state_change(key, "failed", error))])
+        if fact.problem:
+            self._end(fact.attempt)
+        return self._step([Report(fact)])
 
     def partition_lost(self, key: AttemptId, error: PartitionLost) -> WorkerStep:
         """The stored partition of an attempt cannot be read; this is reported once the attempt has

@@ -60,7 +60,7 @@ from minishuffle.wire.messages import (
     ErrorInfo,
 )
 from minishuffle.wire.registration import Registered
-from minishuffle.wire.reports import AttemptReport, Fact
+from minishuffle.wire.reports import AttemptReport, Fact, SnapshotsHeld
 from minishuffle.wire.requests import JobEvent
 from minishuffle.worker.channels.registry import ChannelKey, Progress
 from minishuffle.worker.instructions import KeptState, Report, Send, StartTask, WorkerStep, attempt_id
@@ -617,7 +617,7 @@ class WorkerTranscript(Transcript):
         error = ErrorInfo(code=60, text=why) if why else None
         if is_holder(key.subtask.operator):
             assert what == "fails" and error is not None
-            return self._shown(self.state.holder_failed(key, error))
+            return self._shown(self.state.snapshots_held(SnapshotsHeld(attempt=key, problem=error.text)))
         return self._shown(self.state.task_ended(key, state, error, b"", TaskCounters()))
 
     @event(r"(?P<task>\S+) stops at the barrier of its move(, with (?P<kept>\d+) bytes of state)?")

@@ -52,6 +52,7 @@ from minishuffle.wire.reports import (
     Fact,
     FileCompleted,
     PartitionReadable,
+    SnapshotsHeld,
     SourcePositions,
     TaskStateChanged,
 )
@@ -100,8 +101,8 @@ class WorkerServices:
     """Called on the loop when an attempt has taken its state for a savepoint: see :class:`Task`."""
     partition_lost: Callable[[AttemptId, PartitionLost], None] = lambda attempt, error: None
     """Called on the loop when a blocking partition of an attempt cannot be read."""
-    holder_failed: Callable[[AttemptId, Exception], None] = lambda holder, error: None
-    """Called on the loop when a holder takes no more snapshots."""
+    snapshots_held: Callable[[SnapshotsHeld], None] = lambda fact: None
+    """Called on the loop when a holder has all snapshots that are to be kept, or takes no more."""
     channel_event: Callable[[ChannelKey, int, ChannelEvent], object] = lambda key, generation, event: None
     """Called on the loop with the generation; see :class:`InputChannel`."""
     clock: Callable[[], float]

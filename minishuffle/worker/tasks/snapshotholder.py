@@ -22,7 +22,7 @@ from functools import partial
 from typing import Final, Literal
 
 from minishuffle import limits
-from minishuffle.errors import ResourceExhausted, TaskCancelled
+from minishuffle.errors import ResourceExhausted, TaskCancelled, clipped, described
 from minishuffle.exchange.blocking import BlockingPartition
 from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.elements import ElementFormat, Part, pack_header
@@ -36,13 +36,14 @@ from minishuffle.ids import (
     snapshot_edge,
     state_edge,
 )
+from minishuffle.wire.reports import SnapshotsHeld
 from minishuffle.worker.channels.registry import ChannelKey
 from minishuffle.worker.tasks.attempt import WorkerServices
 from minishuffle.worker.tasks.handoff import WAIT_SECONDS_MAX, TaskPaths
 from minishuffle.worker.tasks.snapshotstream import BEGUN, Arrival, SnapshotMarker, SnapshotStreamInput
 from minishuffle.worker.tasks.statehandover import state_partition
 
-__all__ = ["SnapshotHolder", "snapshot_memory"]
+__all__ = ["SnapshotHolder", "cannot_hold", "snapshot_memory"]
 
 FULL_DISK_SECONDS: Final = 1.0
 """Seconds between two tries to write to a disk that is full."""
@@ -55,6 +56,11 @@ def snapshot_memory(setting: int | Literal["auto"]) -> int:
         return setting
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(memory // limits.SNAPSHOT_MEMORY_SHARE, limits.SNAPSHOT_MEMORY_BYTES_MAX)
+
+
+def cannot_hold(holder: AttemptId, error: Exception) -> SnapshotsHeld:
+    """The report of a holder that takes no more snapshots."""
+    return SnapshotsHeld(attempt=holder, problem=clipped(described(error), limits.LINK_ERROR_CHARS_MAX))
 
 
 class SnapshotHolder:
@@ -93,6 +99,9 @@ class SnapshotHolder:
         self._nothing.finish()
         self._kept = {BEGUN: self._nothing} if id.attempt == FIRST_ATTEMPT else dict[int, BlockingPartition]()
         """By number. The first holder of a task has what the task begins with, which is nothing."""
+        self._has_all = bool(self._kept)
+        """It has had all snapshots that are to be kept, and so has ever since."""
+        self._has_said_so = False
         # The thread's.
         self._coming: BlockingPartition | None = None
         """The part of a snapshot that has come."""
@@ -131,7 +140,7 @@ class SnapshotHolder:
             pass
         except Exception as error:  # whatever it is: the task gets another holder
             _log.exception("holder %s fails", self.id)
-            paths.post(self._services.holder_failed, self.id, error)
+            paths.post(self._services.snapshots_held, cannot_hold(self.id, error))
         finally:
             self._drop_coming()
 
@@ -215,21 +224,25 @@ class SnapshotHolder:
         if whole is not None:
             self._kept[marker.number] = whole
         self._keep(marker.keep)
-        self.channel.make_stable(ChannelRows(self.channel.producer, attempt, end))
+        self.channel.make_stable(ChannelRows(self._partition_id.producer, attempt, end))
+        self._has_all = self._has_all or self._kept.keys() == set(marker.keep)
+        if self._has_all and not self._has_said_so:
+            self._has_said_so = True
+            self._services.snapshots_held(SnapshotsHeld(attempt=self.id))
 
     def _keep(self, numbers: Collection[int]) -> None:
         for number in [number for number in self._kept if number not in numbers]:
             self._kept.pop(number).release(False)
 
     def fence(self, attempt: int) -> None:
-        """The coordinator has named that attempt of the task: it begins with the oldest snapshot that is
-        kept, and earlier ones send no more."""
+        """The coordinator has named that attempt of the task, and earlier ones send no more. It begins with
+        the oldest snapshot here, or with that of the holder before this one, if this one has not had all."""
         if attempt > self._attempt:
             self._attempt = attempt
-            if self._kept:
-                oldest = min(self._kept)
-                self._keep([oldest])
-                self._kept = {BEGUN: self._kept.pop(oldest)}
+            begun = self._kept.pop(min(self._kept)) if self._has_all and self._kept else None
+            self._keep([])
+            if begun is not None:
+                self._kept[BEGUN] = begun
         self.partition.fence(self._partition_id.producer, attempt)
 
     def release(self) -> None:
