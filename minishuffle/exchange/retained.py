@@ -63,7 +63,7 @@ class RetainedPartition:
         disk: reads what is not in memory, and encodes what was handed over.
         closed: consumers that get none of its rows, but the end.
         full: called each time that the writer has to wait for a consumer.
-        fenced: (loop) called when another attempt of a consumer takes the place of an earlier one.
+        fenced: (loop) called with an attempt of a consumer that takes the place of an earlier one.
         lost: called once if what was retained cannot be read: no view brings it any more.
         on_stable: (loop) called when :meth:`stable` says more.
     """
@@ -85,7 +85,7 @@ class RetainedPartition:
         disk: DiskReads,
         closed: Iterable[int] = (),
         full: Callable[[], None] = lambda: None,
-        fenced: Callable[[], None] = lambda: None,
+        fenced: Callable[[int], None] = lambda attempt: None,
         lost: Callable[[PartitionLost], None] = lambda error: None,
         on_stable: Callable[[], None] = lambda: None,
     ) -> None:
@@ -336,7 +336,7 @@ class RetainedPartition:
         view = subpartition.view if subpartition is not None else None
         if view is not None and view.attempt < attempt:
             view.fail(Superseded(f"attempt {view.attempt} of consumer {consumer} was replaced by {attempt}"))
-        self._on_fenced()
+        self._on_fenced(attempt)
 
     def close(self, consumers: Iterable[int]) -> None:
         for consumer in consumers:

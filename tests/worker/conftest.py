@@ -20,7 +20,13 @@ from minishuffle.operators.row_conversion import rows_of
 from minishuffle.plan.graph import JobGraph, JobSettings
 from minishuffle.plan.planner import compile_job
 from minishuffle.wire.messages import DeployTasks, LogLines, TaskSpec, WorkerAddress
-from minishuffle.wire.reports import Fact, FileCompleted, PartitionReadable, SourcePositions
+from minishuffle.wire.reports import (
+    Fact,
+    FileCompleted,
+    PartitionReadable,
+    SnapshotsHeld,
+    SourcePositions,
+)
 from minishuffle.worker.channels.registry import ChannelKey
 from minishuffle.worker.instructions import StartTask, attempt_id
 from minishuffle.worker.reports.outbox import Outbox
@@ -45,6 +51,8 @@ class Site:
         """Restarted attempts that have passed their first batch on."""
         self.stood: list[Any] = []
         self.snapshots_wanted = 0
+        self.held: list[SnapshotsHeld] = []
+        """Reports of holders."""
         self.readable: list[tuple[AttemptId, int]] = []
         """Attempts that have announced their first buffer, with its edge."""
         self.pool = NetworkBufferPool(segments, segment_bytes)
@@ -59,6 +67,7 @@ class Site:
             stands=self.stood.append,
             retained_bytes=retained_bytes,
             snapshot_wanted=self._on_snapshot_wanted,
+            snapshots_held=self.held.append,
             clock=asyncio.get_running_loop().time,
             wall=WallClock(),
         )

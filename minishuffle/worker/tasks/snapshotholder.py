@@ -225,7 +225,8 @@ class SnapshotHolder:
             self._kept[marker.number] = whole
         self._keep(marker.keep)
         self.channel.make_stable(ChannelRows(self._partition_id.producer, attempt, end))
-        self._has_all = self._has_all or self._kept.keys() == set(marker.keep)
+        if marker.holder == self.id.attempt and self._kept.keys() == set(marker.keep):
+            self._has_all = True
         if self._has_all and not self._has_said_so:
             self._has_said_so = True
             self._services.snapshots_held(SnapshotsHeld(attempt=self.id))

@@ -6,8 +6,8 @@ what is unread: a holder that is slow or away does not stop the task. Its elemen
 which says the number of the snapshot and of how many elements it is, and the numbers of those that are to be
 kept. Each element counts as one row. The holder acknowledges a marker by saying that the rows up to it are
 stable. What was not acknowledged is retained, so a holder whose link was broken goes on where it was, and
-another one reads all that no holder had. It may find the rest of an earlier snapshot first, which is too
-short by its marker.
+another one reads all that no holder had. It may read some of what the one before had, too, and the rest of a
+snapshot, which is too short by its marker: a marker says for which holder it was written.
 
 The stream has no end: a task that has finished may have to run again from what its holder has.
 
@@ -25,7 +25,7 @@ from minishuffle.counters import TaskCounters
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.elements import AssemblyBudget, ElementFormat, Part, with_header
 from minishuffle.exchange.retained import RetainedPartition
-from minishuffle.ids import PartitionId
+from minishuffle.ids import FIRST_ATTEMPT, PartitionId
 from minishuffle.worker.tasks.handoff import TaskPaths
 from minishuffle.worker.tasks.statehandover import state_gate
 
@@ -33,10 +33,10 @@ __all__ = ["BEGUN", "Arrival", "SnapshotMarker", "SnapshotStreamInput", "Snapsho
 
 BEGUN: Final = 0
 """The number of what an attempt has begun with: nothing, or the snapshot of the attempt before."""
-_MARKER: Final = struct.Struct(">QII")
-"""Number, elements, and how many numbers follow, of 8 bytes each."""
-_OF_THE_TASK: Final = 0
-"""The position of the only consumer in the partition."""
+_MARKER: Final = struct.Struct(">QIII")
+"""Number, elements, holder, and how many numbers follow, of 8 bytes each."""
+_HOLDER: Final = 0
+"""The position of the holder, the only consumer, in the partition."""
 
 
 class SnapshotMarker(NamedTuple):
@@ -46,17 +46,20 @@ class SnapshotMarker(NamedTuple):
     elements: int
     """The number of elements of the snapshot, which come right before the marker."""
     keep: tuple[int, ...]
+    holder: int
+    """The number of the holder, among those of the task, that was named last."""
 
     def pack(self) -> bytes:
-        return _MARKER.pack(self.number, self.elements, len(self.keep)) + struct.pack(
-            f">{len(self.keep)}Q", *self.keep
-        )
+        count = len(self.keep)
+        head = _MARKER.pack(self.number, self.elements, self.holder, count)
+        return head + struct.pack(f">{count}Q", *self.keep)
 
     @classmethod
     def unpack(cls, payload: bytes | memoryview) -> SnapshotMarker:
         """Raises struct.error: it is none."""
-        number, elements, count = _MARKER.unpack_from(payload)
-        return cls(number, elements, struct.unpack_from(f">{count}Q", payload, _MARKER.size))
+        number, elements, holder, count = _MARKER.unpack_from(payload)
+        keep = struct.unpack_from(f">{count}Q", payload, _MARKER.size)
+        return cls(number, elements, keep, holder)
 
 
 # --- task -------------------------------------------------------------------------------------------------
@@ -67,21 +70,24 @@ class SnapshotWriter:
 
     Args:
         make_partition: makes the partition, which calls the first of these two on the loop when rows of it
-            have become stable, and the second when another holder is named.
+            have become stable, and the second with the number of another holder that is named.
         held: called on the loop with the number and the numbers to keep of each marker that the holder has
             acknowledged, in order.
         holder_changed: called on the loop when another holder is named, which has nothing of what was
             acknowledged before.
+        holder: the number of the holder, among those of the task; 0: none was named yet.
     """
 
     def __init__(
         self,
-        make_partition: Callable[[Callable[[], None], Callable[[], None]], RetainedPartition],
+        make_partition: Callable[[Callable[[], None], Callable[[int], None]], RetainedPartition],
         held: Callable[[int, Sequence[int]], None],
         holder_changed: Callable[[], None],
+        holder: int,
     ) -> None:
-        self.partition = make_partition(self._acknowledged, holder_changed)
-        self._held = held
+        self.partition = make_partition(self._acknowledged, self._on_fenced)
+        self._held, self._holder_changed = held, holder_changed
+        self._holder = max(holder, FIRST_ATTEMPT)
         self._rows = 0
         self._markers: deque[tuple[int, int, Sequence[int]]] = deque()
         """Markers that were not acknowledged: the row behind each, and the numbers that are in it."""
@@ -96,11 +102,11 @@ class SnapshotWriter:
         for element in elements:
             self._write(element)
             count += 1
-        self._mark(SnapshotMarker(number, count, tuple(keep)))
+        self._mark(SnapshotMarker(number, count, tuple(keep), self._holder))
 
     def keep(self, numbers: Sequence[int]) -> None:
         """(Task.) The holder need not keep others than these any more."""
-        self._mark(SnapshotMarker(BEGUN, 0, tuple(numbers)))
+        self._mark(SnapshotMarker(BEGUN, 0, tuple(numbers), self._holder))
 
     def _mark(self, marker: SnapshotMarker) -> None:
         element = with_header(1, ElementFormat.SNAPSHOT, [marker.pack()])
@@ -109,11 +115,16 @@ class SnapshotWriter:
 
     def _write(self, element: list[Part]) -> None:
         self._rows += 1
-        self.partition.write(_OF_THE_TASK, 1, element)
+        self.partition.write(_HOLDER, 1, element)
+
+    def _on_fenced(self, holder: int) -> None:
+        """(Loop.) That holder is named."""
+        self._holder = holder
+        self._holder_changed()
 
     def _acknowledged(self) -> None:
         """(Loop.) Rows of the partition have become stable."""
-        stable = self.partition.subpartitions[_OF_THE_TASK].stable
+        (stable,) = self.partition.stable()
         while self._markers and self._markers[0][0] <= stable:
             _, number, keep = self._markers.popleft()
             self._held(number, keep)
