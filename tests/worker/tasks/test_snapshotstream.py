@@ -1,0 +1,86 @@
+"""The stream of snapshots to their holder: markers, and what was acknowledged of them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minishuffle.exchange.elements import Assembler, AssemblyBudget, ElementFormat, with_header
+from minishuffle.exchange.retained import RetainedPartition
+from minishuffle.worker.tasks.snapshotstream import BEGUN, SnapshotMarker, SnapshotWriter
+from support.retained import VERSION, Producer
+
+NUMBERS = st.integers(0, (1 << 64) - 1)
+COUNTS = st.integers(0, (1 << 32) - 1)
+
+
+@given(st.builds(SnapshotMarker, NUMBERS, COUNTS, st.lists(NUMBERS, max_size=3).map(tuple), COUNTS))
+def test_a_marker_is_the_same_behind_its_bytes(marker: SnapshotMarker) -> None:
+    packed = marker.pack()
+    assert SnapshotMarker.unpack(packed) == marker
+    for end in range(len(packed)):
+        with pytest.raises(struct.error):
+            SnapshotMarker.unpack(packed[:end])
+
+
+class Stream:
+    """A task's end, and the turns of its loop."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.producer: Producer
+        self.writer = SnapshotWriter(
+            self._make, lambda *held: self.said.append(held), lambda: self.said.append("another"), 0
+        )
+
+    def _make(self, stable: Callable[[], None], fenced: Callable[[int], None]) -> RetainedPartition:
+        self.producer = Producer(unread_bytes=None, on_stable=stable, fenced=fenced)
+        return self.producer.partition
+
+    def write(self, number: int, keep: tuple[int, ...]) -> None:
+        elements = [with_header(1, ElementFormat.STATE, [b"state"])] * (number % 3)
+        self.writer.write(number, elements, keep)
+
+    def make_stable(self, row: int) -> None:
+        self.producer.only.make_stable(VERSION, row)
+
+
+@given(st.lists(st.integers(0, 5)))
+def test_each_marker_is_acknowledged_once_when_the_rows_up_to_it_are_stable(rows: list[int]) -> None:
+    stream, ends, wanted = Stream(), list[int](), list[Any]()
+    number, stable = 0, 0
+    for row in rows:
+        if row % 2:
+            number += 1
+            stream.write(number, (number,))
+            wanted.append((number, (number,)))
+        else:
+            stream.writer.keep((number,))
+            wanted.append((BEGUN, (number,)))
+        ends.extend(stream.writer.partition.written())
+        stable = max(stable, min(ends[-1], stable + row))
+        stream.make_stable(stable)
+        assert stream.said == wanted[: sum(end <= stable for end in ends)]
+
+
+def test_a_marker_says_for_which_holder_it_was_written() -> None:
+    stream = Stream()
+    stream.write(1, (0, 1))
+    stream.writer.partition.fence(0, 2)
+    stream.writer.keep((0,))
+    assert stream.said == ["another"]
+    view = stream.producer.only.attach(1, lambda: None, version=VERSION, attempt=2)
+    assembler, markers = Assembler(AssemblyBudget(1 << 20)), list[SnapshotMarker]()
+    while (piece := view.poll()) is not None:
+        assembler.feed(piece.payload, piece.rows)
+        while (element := assembler.next()) is not None:
+            kind, rows, payload = element
+            assert rows == 1
+            markers += [SnapshotMarker.unpack(payload)] if kind == ElementFormat.SNAPSHOT else []
+        piece.released()
+    assert markers == [SnapshotMarker(1, 1, (0, 1), 1), SnapshotMarker(BEGUN, 0, (0,), 2)]
