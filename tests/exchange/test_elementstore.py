@@ -48,6 +48,14 @@ def test_logs_share_the_memory_and_the_file_of_their_store(tmp_path: Path) -> No
     assert len({id(each.file) for log in (one, two) for each in log.elements}) == 2, "none, and the file"
 
 
+def test_stores_share_memory_until_they_forget(tmp_path: Path) -> None:
+    memory = ByteBudget(10)
+    one, two = (ElementStore(OWNER, StorePlace(str(tmp_path)), memory=memory) for _ in range(2))
+    assert [store.append(1, [b"12345"]).data is None for store in (one, two, one)] == [False, False, True]
+    two.forget()
+    assert memory.used == 5 and one.append(1, [b"6789"]).data == b"6789"
+
+
 def test_limits_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ResourceExhausted, match=f"{OWNER} cannot be kept in .*none: No such .*--state-dir"):
         store_in(tmp_path / "none").append(1, [b"x"])
