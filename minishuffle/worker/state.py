@@ -221,12 +221,14 @@ class WorkerState:
             message = message.model_copy(update={"programs": self.tasks.prepared(message.job)})
         named = [attempt_id(message.job, each) for each in message.attempts]
         instructions = self.channels.learn_named(message.workers, named, now)
+        waits = message.settings.get("on_unavailable") == "wait"
+        is_guaranteed = message.settings.get("guarantee", "loss") != "loss"
         new: list[tuple[AttemptId, TaskSpec]] = []
         for spec in message.tasks:
             key = attempt_id(message.job, spec)
-            if not self.tasks.add(key, spec, waits=message.settings.get("on_unavailable") == "wait"):
+            if not self.tasks.add(key, spec, waits=waits, is_guaranteed=is_guaranteed):
                 continue
-            instructions += self.channels.add(key, spec)
+            instructions += self.channels.add(key, self.tasks[key])
             new.append((key, spec))
             instructions.append(StartTask(message, spec))
         for key, spec in new:

@@ -677,9 +677,11 @@ class WorkerTranscript(Transcript):
     )
     def _requested(self, worker: str, partition: str, consumer: str, attempt: str, words: str) -> list[str]:
         edge, producer, number = map(int, re.findall(r"\d+", partition))
-        fields = {name: int(value) for name, value in (word.split("=") for word in words.split())}
+        told = dict(word.split("=") for word in words.split())
+        job = told.pop("job", "j1")
+        fields = {name: int(value) for name, value in told.items()}
         request = PartitionRequest(
-            PartitionId("j1", edge, producer),  # type: ignore[arg-type]
+            PartitionId(job, edge, producer),  # type: ignore[arg-type]
             int(consumer),
             number,
             int(attempt),

@@ -27,6 +27,7 @@ from minishuffle.ids import (
     OperatorId,
     PartitionId,
     SubtaskId,
+    holder_operator,
     is_holder,
     is_snapshot_edge,
     is_state_edge,
@@ -182,8 +183,12 @@ class Attaching:
         """An attempt is deployed here: its partitions can be requested. A holder hears of each new attempt of
         its task, whether an earlier one has read from it or not."""
         repeats = bool(spec.version) or is_holder(spec.operator)
+        instructions: list[Instruction] = []
+        if spec.holder:
+            holder = holder_operator(spec.operator)
+            instructions += self.learn(AttemptId.of(key.subtask.job, holder, spec.index, spec.holder))
         self.partitions.add(key, spec.outputs, repeats=repeats)
-        return self.learn(key)
+        return instructions + self.learn(key)
 
     def end(self, key: AttemptId) -> None:
         """The attempt is terminal: it reads nothing any more."""

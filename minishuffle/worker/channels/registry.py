@@ -19,6 +19,7 @@ from minishuffle.ids import (
     OperatorId,
     PartitionId,
     SubtaskId,
+    is_holder,
     is_state_edge,
 )
 from minishuffle.wire.frames import PartitionRequest
@@ -409,7 +410,7 @@ class PartitionRegistry:
     def learn(self, attempt: AttemptId) -> list[tuple[AttemptId, int]]:
         """The coordinator speaks of that attempt. If it is a new one, gives the producers here, with the
         edge, whose partitions an earlier attempt of it reads, or may have read from an earlier attempt of
-        theirs."""
+        theirs. A task hears of each holder of its snapshots."""
         subtask = attempt.subtask
         if attempt.attempt <= self._attempts.get(subtask, FIRST_ATTEMPT):
             return []
@@ -419,7 +420,7 @@ class PartitionRegistry:
             for attempts in self._partitions.values()
             for each in attempts.values()
             if (each.producer.subtask.job, each.output.operator) == (subtask.job, subtask.operator)
-            and (each.repeats or subtask.index in each.readers)
+            and (each.repeats or is_holder(subtask.operator) or subtask.index in each.readers)
         ]
 
     def add(self, producer: AttemptId, outputs: list[OutputSpec], *, repeats: bool = False) -> None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minishuffle.errors import PartitionLost
-from minishuffle.ids import AttemptId, SubtaskId, state_edge
+from minishuffle.ids import (
+    AttemptId,
+    SubtaskId,
+    holder_operator,
+    snapshot_edge,
+    state_edge,
+)
 from minishuffle.wire.messages import ErrorInfo, HolderSpec, OutputSpec, TaskSpec
 
-__all__ = ["TaskTable"]
+__all__ = ["TaskTable", "takes_snapshots"]
 
 
 @dataclass(slots=True)
@@ -20,6 +26,13 @@ class _Entry:
     finished: bool = False
     lost: ErrorInfo | None = None
     """Why its stored partition cannot be read, until this is reported to the coordinator."""
+
+
+def takes_snapshots(spec: TaskSpec, *, is_guaranteed: bool) -> bool:
+    """Whether a task takes local snapshots: its job has a guarantee, and no blocking exchange has it run
+    again from its beginning."""
+    inputs, outputs = (each.guaranteed for each in spec.inputs), (each.retained for each in spec.outputs)
+    return is_guaranteed and all(inputs) and all(outputs)
 
 
 class TaskTable:
@@ -40,8 +53,14 @@ class TaskTable:
         self.abandoned = self.stuck = 0
         """Attempts abandoned so far, and how many of their threads still run."""
 
-    def add(self, key: AttemptId, spec: TaskSpec, *, waits: bool) -> bool:
-        """An attempt is deployed; False: it, or a later one of its subtask, was before."""
+    def add(self, key: AttemptId, spec: TaskSpec, *, waits: bool, is_guaranteed: bool = False) -> bool:
+        """An attempt is deployed; False: it, or a later one of its subtask, was before.
+
+        One that takes snapshots has a partition for their holder, beside its outputs.
+        """
+        if takes_snapshots(spec, is_guaranteed=is_guaranteed):
+            stream = _for_the_holder(spec.operator, spec.index)
+            spec = spec.model_copy(update={"outputs": [*spec.outputs, stream]})
         if self._newest.get(key.subtask, 0) >= key.attempt:
             return False
         self._newest[key.subtask] = key.attempt
@@ -167,6 +186,17 @@ class TaskTable:
         assert all(map(self.runs, self._canceling))
         assert list(self._canceling.values()) == sorted(self._canceling.values())
         assert all(key.attempt <= self._newest[key.subtask] for key in self._entries)
+
+
+def _for_the_holder(operator: int, index: int) -> OutputSpec:
+    """The partition by which the holder of a task's snapshots gets them."""
+    return OutputSpec(
+        edge=snapshot_edge(operator),
+        operator=holder_operator(operator),
+        first=index,
+        count=1,
+        retained=True,
+    )
 
 
 def _state_of(operator: int, index: int) -> OutputSpec:
