@@ -194,6 +194,9 @@ class TaskCounters:
     """Rows that the operators hold as state; they are lost if the attempt does not finish."""
     watermark: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     """The last event time that the task sent to its consumers, in microseconds since 1970; None: none yet."""
+    rows_again: int = 0
+    """Rows that it has received as new ones of producers that had restarted, and perhaps before. This field
+    is filled in when the counters are read."""
     first_output_at: float = 0.0
     """When a source emitted its first record, by the monotonic clock of its host; 0.0: none yet."""
     last_input_at: float = 0.0
@@ -471,6 +474,8 @@ class JobRecoveries:
     ``link_timeout``, or with one of the two excluded from the job for this reason."""
     paused: bool = False
     """All tasks of the job have stopped at a barrier until it is resumed."""
+    unprotected: int = 0
+    """Tasks that could not go on if their worker was lost now."""
     durable_at: float = 0.0
     """When the last complete durable snapshot was begun, wall clock; 0: there is none."""
     durable_failed: int = 0

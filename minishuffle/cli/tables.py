@@ -24,6 +24,7 @@ from minishuffle.wire.requests import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from rich.table import Table
 
 __all__ = [
     "byte_text",
@@ -210,25 +211,17 @@ def show_job(job: JobInfo) -> None:
     mode = ", TCP flow control" if job.flow_control == "tcp" else ""
     out.print(f"job {job.job} ({job.name}): {job.state}, {seconds_text(end - job.submitted_at)}{mode}")
     _show_what_stands(job)
-    states = ("busy", "idle", "back-pressured")
-    numbers = ("attempt", "worker", "records in", "records out", *states)
-    table = new_table(["task", "state", *numbers], numbers)
-    for task in job.tasks:
-        counters = task.counters
-        table.add_row(
-            f"{task.name}[{task.index}]",
-            task.state,
-            str(task.attempt or "-"),
-            str(task.worker or "-"),
-            f"{counters.records_in:,}",
-            f"{counters.records_out:,}",
-            *_state_texts(counters),
-        )
-    out.print(table)
+    out.print(_task_table(job))
     if any(task.counters.limits_hit for task in job.tasks):
         show_limits(job)
     if any(task.counters.latency for task in job.tasks):
         _show_latencies(job)
+    if job.unprotected:
+        out.print(
+            f"unprotected: {counted(job.unprotected, 'task')} could not go on if the worker was lost now, "
+            "since no other has the snapshots: see that there are two workers, or wait a moment",
+            soft_wrap=True,
+        )
     if job.restarts:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in job.restarts.items())
         out.print(f"restarts, by how the attempt before ended: {counts}")
@@ -257,6 +250,26 @@ def show_job(job: JobInfo) -> None:
             out.print(cause.traceback.rstrip())
     if job.first_failure is not None and not job.causes:
         out.print(f"first failure: {failure_lines(job.first_failure)}")
+
+
+def _task_table(job: JobInfo) -> Table:
+    states = ("busy", "idle", "back-pressured")
+    held = ("held by",) if any(task.holder for task in job.tasks) else ()
+    numbers = ("attempt", "worker", *held, "records in", "records out", *states)
+    table = new_table(["task", "state", *numbers], numbers)
+    for task in job.tasks:
+        counters = task.counters
+        table.add_row(
+            f"{task.name}[{task.index}]",
+            task.state,
+            str(task.attempt or "-"),
+            str(task.worker or "-"),
+            *(str(task.holder or "-") for _ in held),
+            f"{counters.records_in:,}",
+            f"{counters.records_out:,}",
+            *_state_texts(counters),
+        )
+    return table
 
 
 def files_text(job: JobInfo) -> str:

@@ -126,6 +126,14 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "coordinator",
     ),
     MetricSpec(
+        "minishuffle_tasks_unprotected",
+        "gauge",
+        ("pipeline", "pipeline_id"),
+        "Subtasks of a job with a guarantee that could not go on if their worker was lost now: no other "
+        "worker has their snapshots.",
+        "coordinator",
+    ),
+    MetricSpec(
         "minishuffle_tasks",
         "gauge",
         ("state",),

@@ -251,6 +251,7 @@ def _coordinator_scrape(snapshot: CoordinatorSnapshot, version: str) -> Scrape:
         scrape.value("minishuffle_recoveries_unfinished_total", job.unfinished, labels)
         scrape.value("minishuffle_links_broken", job.links_broken, labels)
         scrape.value("minishuffle_job_paused", float(job.paused), labels)
+        scrape.value("minishuffle_tasks_unprotected", job.unprotected, labels)
         if job.durable_at:
             scrape.value("minishuffle_durable_snapshot_timestamp_seconds", job.durable_at, labels)
         scrape.value("minishuffle_durable_snapshots_failed_total", job.durable_failed, labels)

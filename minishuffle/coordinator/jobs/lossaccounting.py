@@ -24,7 +24,8 @@ make:
 - *again*: rows of a dead source that others have received, and that its next attempt may emit once more: the
   rows of its leases if it continues at its positions, and all rows emitted since a coordinator was lost,
   which may be beyond its leases. It is an upper bound too. It also counts the published rows of a sink that
-  is replayed, and the rows of a blocking input that a task outside the replay had read.
+  is replayed, and the rows of a blocking input that a task outside the replay had read. With a guarantee it
+  is what tasks have received as new rows of producers that had gone back to a snapshot.
 - *sink unfinished*: rows accepted by a file sink whose attempt ended early or died, minus the rows in its
   listed files.
 
@@ -368,7 +369,10 @@ class Books:
         certain = self._lossy or bool(+dropped or in_flight) or any(map(ledger.held_rows, records))
         certain = certain or ledger.some_were_not_taken()
         shown = {reason: min(COUNT_MAX, count) for reason, count in sorted(dropped.items()) if count}
-        again = min(COUNT_MAX, self._again_before + ledger.again(records))
+        again = self._again_before + ledger.again(records)
+        again += sum(record.counters.rows_again for record in records)
+        again += sum(before.counters.rows_again for before in self._before.values())
+        again = min(COUNT_MAX, again)
         return Losses(shown, min(COUNT_MAX, in_flight), certain, min(COUNT_MAX, state_rows), again)
 
     def passed_on(self, current: Sequence[AttemptRecord]) -> dict[Attempt, int]:

@@ -186,6 +186,7 @@ class Task:
             user_errors=dict(self.counters.user_errors),
             limits_hit=dict(self.counters.limits_hit),
             rows_dropped=self._rows_dropped(),
+            rows_again=sum(gate.rows_again for gate in self.gates),
             buffers_out=sum(partition.buffers_out() for partition in self.partitions.values()),
             busy_seconds=seconds.busy,
             idle_seconds=seconds.idle,
