@@ -419,6 +419,11 @@ class SplitSource(Protocol[B]):
     are lost if the worker of one is: this is at most once. The last positions of an attempt that fails, or is
     cancelled, may not be acknowledged.
 
+    In a job that loses nothing (``guarantee="at_least_once"``) it is called with positions that a snapshot of
+    the source's task has, once no later attempt begins at an earlier one: all that precedes them was taken by
+    the functions and sinks behind, or the job keeps it until it is. Positions behind the last such snapshot
+    are not acknowledged, also at the end of the source.
+
     Optional attributes: those of a :class:`Source`, and ``discovery_interval``, a timedelta. With that the
     names may change: each subtask calls ``splits()`` so often, between two reads, and reads the names whose
     stable hash modulo the parallelism is its index. A name that a later answer lacks is still read to its

@@ -32,13 +32,15 @@ class _Pace:
 
     rate: float
     since: float
+    stall: float = STALL_SECONDS_MAX
+    """What it may catch up on."""
     records: int = 0
 
     def due(self, now: float) -> float:
         """When the next batch may go."""
         due = self.since + self.records / self.rate
-        if due < now - STALL_SECONDS_MAX:
-            self.since, self.records = now - STALL_SECONDS_MAX, 0
+        if due < now - self.stall:
+            self.since, self.records = now - self.stall, 0
             return self.since
         return due
 
@@ -58,6 +60,7 @@ class SourceReader:
             goes on where it would be by now, and what it skips is counted: it is not caught up on. One that
             names its splits goes on where it was.
         age: seconds since that attempt said so.
+        behind: seconds since it was there, on which a source with a pace catches up.
 
     Raises:
         WrongResult: ``splits()`` gives what it must not, or more than NAMED_SPLITS_MAX splits that have names
@@ -76,6 +79,7 @@ class SourceReader:
         times: bool = True,
         resumed: Sequence[SplitPosition] = (),
         age: float = 0.0,
+        behind: float = 0.0,
     ) -> None:
         bounded = getattr(source, "bounded", True)
         self.rate: float | None = None
@@ -110,7 +114,8 @@ class SourceReader:
             self._discovery = SplitDiscovery(source, index, parallelism, interval, resumed)
             self._discover(self._discovery, started_at)
         else:
-            self._deal(source, index, parallelism, {entry.split: entry for entry in resumed}, age=age)
+            before = {entry.split: entry for entry in resumed}
+            self._deal(source, index, parallelism, before, age=age, behind=behind)
 
     def _deal(
         self,
@@ -120,6 +125,7 @@ class SourceReader:
         before: Mapping[int, SplitPosition],
         *,
         age: float,
+        behind: float,
     ) -> None:
         """Open the splits of this subtask, where they are dealt in turn."""
         everything = given_splits(source)
@@ -128,7 +134,7 @@ class SourceReader:
         rate: float | None = getattr(source, "rate", None)
         if rate and places:
             self.rate = rate / len(everything)
-            self._pace = _Pace(self.rate * len(places), self.next_due)
+            self._pace = _Pace(self.rate * len(places), self.next_due - behind, STALL_SECONDS_MAX + behind)
         mine: list[Split] = []
         _require_unfinished(source, len(everything), before)
         if names_splits(source):

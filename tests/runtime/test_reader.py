@@ -106,6 +106,9 @@ def test_after_a_stall_no_more_than_a_second_is_caught_up() -> None:
     assert burst(0.0) == block
     assert 1000 <= burst(60.0) <= 1000 + block
     assert 500 - block <= burst(60.5) <= 500 + block
+    reader = SourceReader(GeneratorSource(numbered, rate=1000, splits=1), 0, 1, 60.0, behind=5.0)
+    assert 5000 <= burst(60.0) <= 5000 + block, "what fell due since its snapshot"
+    assert 500 - block <= burst(60.5) <= 500 + block
 
 
 @pytest.mark.parametrize(

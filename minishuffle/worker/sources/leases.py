@@ -58,6 +58,9 @@ class ReadSplits(Protocol):
 class SourceLeases:
     """The leases of one attempt of a source.
 
+    In a job that loses nothing there are none: its next attempt begins at the positions of a snapshot, and
+    what is safe is what a snapshot has at which the next attempt begins at the earliest.
+
     Args:
         report: called on the loop with a table of positions for the coordinator, and the seconds within which
             its acknowledgement is needed. None: the task never restarts, so nothing is reported and all rows
@@ -65,6 +68,7 @@ class SourceLeases:
         rows: of each lease, see ``JobSettings.source_lease``.
         resumed: a table of positions that an earlier attempt has reported.
         age: seconds since it has.
+        held: snapshots are taken of the task.
     """
 
     def __init__(
@@ -75,8 +79,10 @@ class SourceLeases:
         rows: int | None,
         resumed: bytes = b"",
         age: float = 0.0,
+        held: bool = False,
     ) -> None:
         self._paths = paths
+        self._held = held
         self._report = report
         self._rows = rows or None
         self._resumed = resumed
@@ -87,7 +93,12 @@ class SourceLeases:
         self._told: AnySource | None = None
         """The source, if it has the method ``acknowledge``."""
         self._passed: dict[str, bytes] = {}
-        """Positions that were passed on in a task that never restarts, and were not confirmed so far."""
+        """Positions that were passed on without leases, and since the last snapshot or the last call of
+        ``acknowledge``."""
+        self._covered: deque[tuple[int, dict[str, bytes]]] = deque()
+        """By number of a snapshot that is not safe, the positions passed on since the one before it."""
+        self._safe_number = 0
+        """The last snapshot that is; written by the loop."""
         self._ledger: LeaseLedger | None = None
         self._lock = threading.Lock()
         """Held, for a few steps, by whoever uses the ledger. The loop does not wait for it."""
@@ -109,6 +120,7 @@ class SourceLeases:
         *,
         in_turn: bool,
         times: bool = True,
+        behind: float = 0.0,
     ) -> SourceReader:
         """A reader that goes on where an earlier attempt was; the first leases are asked for.
 
@@ -116,7 +128,15 @@ class SourceLeases:
         """
         resumed = unpack_positions(self._resumed)
         reader = SourceReader(
-            source, index, parallelism, now, in_turn=in_turn, times=times, resumed=resumed, age=self._age
+            source,
+            index,
+            parallelism,
+            now,
+            in_turn=in_turn,
+            times=times,
+            resumed=resumed,
+            age=self._age,
+            behind=behind,
         )
         self._reader = reader
         self._told = source if hasattr(source, "acknowledge") else None
@@ -209,10 +229,20 @@ class SourceLeases:
         if self._ledger is not None:
             with self._lock:
                 safe = self._ledger.take_durable()
+        elif self._held:
+            safe = {}
+            while self._covered and self._covered[0][0] <= self._safe_number:
+                safe |= self._covered.popleft()[1]
         else:
             safe, self._passed = self._passed, {}
         if safe and self._told is not None:
             acknowledge(self._told, safe)
+
+    def snapshot(self, number: int) -> None:
+        """The snapshot of that number is taken now: all that was read is passed on."""
+        if self._passed:
+            self._covered.append((number, self._passed))
+            self._passed = {}
 
     def end(self, split: int, receipt: Callable[[], None] | None = None) -> None:
         """All rows of a split were read. ``receipt`` is called on the loop: once the coordinator knows, if it
@@ -241,6 +271,11 @@ class SourceLeases:
         self._ends.clear()
 
     # --- loop ------------------------------------------------------------------------------------
+
+    def safe(self, number: int) -> None:
+        """No attempt begins before the snapshot of that number."""
+        self._safe_number = number
+        self._paths.bell.ring()
 
     def _take_report(self, table: bytes, within: float) -> None:
         self._arrived += 1

@@ -243,7 +243,8 @@ class Attempt:
         )
 
     def _source_leases(self) -> SourceLeases:
-        restarts = self.settings.restart_strategy != "none"
+        held = self.settings.is_guaranteed
+        restarts = self.settings.restart_strategy != "none" and not held
         return SourceLeases(
             self.paths,
             partial(_report_positions, self._services.fact, self.id, bool(self.spec.stream))
@@ -252,6 +253,7 @@ class Attempt:
             rows=self.settings.source_lease,
             resumed=self.spec.positions,
             age=self.spec.positions_age,
+            held=held,
         )
 
     def _build_partition(self, output: OutputSpec) -> None:

@@ -254,6 +254,32 @@ async def test_a_position_that_the_coordinator_may_not_have_is_not_acknowledged(
     await site.finish()
 
 
+def test_positions_are_acknowledged_once_a_snapshot_behind_them_is_safe() -> None:
+    paths: Any = SimpleNamespace(bell=SimpleNamespace(ring=lambda: None))
+    Acknowledged.noted.clear()
+    leases = SourceLeases(paths, None, rows=None, held=True)
+    reader = leases.open(Acknowledged(), 0, 1, 0.0, in_turn=False)
+
+    def read(number: int) -> list[Any]:
+        """What is acknowledged by then, behind ten more rows and the snapshot of that number."""
+        Acknowledged.noted.clear()
+        reader.poll(0.0)
+        leases.take(10, 0.0)
+        leases.snapshot(number)
+        return [each for each in Acknowledged.noted if isinstance(each, dict)]
+
+    assert [read(number) for number in (1, 2, 3)] == [[]] * 3
+    leases.safe(2)
+    assert read(4) == [{"numbers": b"20"}]
+    assert read(5) == []
+    leases.safe(5)
+    Acknowledged.noted.clear()
+    leases.idle(0.0)
+    leases.finish(0.0)
+    assert Acknowledged.noted == [{"numbers": b"50"}]
+    assert leases.exact() == b"", "the coordinator is told nothing"
+
+
 async def test_rows_that_fell_due_while_nobody_ran_are_counted(site: Site) -> None:
     stream = Stream.generate(rate=6_400).collect()
     message = site.message(compile_job(stream, settings=LEASE), "j1")
