@@ -316,6 +316,8 @@ class TaskSpec(ControlMessage):
     """The last commit prepared by an earlier attempt of a sink that commits in two phases."""
     files_complete: bool = False
     """An earlier attempt has had its last rows listed, in a job that loses nothing."""
+    rows_collected: int = 0
+    """Rows of its subtask that the client has, in a job that loses nothing."""
     first_row: int = 0
     """The number of the first row that it keeps, if it is a sink whose records external clients read."""
     version: int = 0

@@ -155,6 +155,8 @@ class Collected(ControlMessage):
     attempt: AttemptRef
     payload: bytes
     rows: int = Field(default=0, ge=0)
+    first_row: int = Field(default=0, ge=0)
+    """The number of the first one: of those of its attempt, or of its subtask if that takes snapshots."""
 
 
 class TaskStands(ControlMessage):

@@ -31,9 +31,9 @@ from minishuffle.wire.messages import (
     WitnessedPositions,
 )
 from minishuffle.wire.registration import Register, Registered
-from minishuffle.wire.reports import Collected, Fact, FileCompleted, SourcePositions, TaskStateChanged
+from minishuffle.wire.reports import Collected, Fact, SourcePositions, TaskStateChanged
 from minishuffle.worker.registration import UnregisteredWorker, ask_registration
-from minishuffle.worker.reports.attemptreports import AttemptReports
+from minishuffle.worker.reports.attemptreports import AttemptReports, AwaitedFact
 from minishuffle.worker.reports.workerreports import short_failure
 from minishuffle.worker.state import WorkerState
 
@@ -73,7 +73,7 @@ class CoordinatorLink:
         heartbeat: Callable[[], Heartbeat],
         lost: Callable[[], None],
         pump: Callable[[], None],
-        applied: Callable[[SourcePositions | FileCompleted], None],
+        applied: Callable[[AwaitedFact], None],
         call_by: Callable[[float | None], None],
         unblocked: Callable[[list[SourcePositions]], None],
         witnessed: Callable[[], list[WitnessedPositions]],
@@ -275,7 +275,8 @@ class CoordinatorLink:
     ) -> None:
         """The coordinator has applied reports. The file that the last one names may be ``refused``."""
         if not journaled:
-            self.reports.free_rows(number)
+            for rows in self.reports.free_rows(number):
+                self._applied(rows)
             self._unblock_sources(number)
             return
         for fact in self.reports.acknowledge(number, refused=refused, files=files):

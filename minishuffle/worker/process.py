@@ -101,7 +101,7 @@ from minishuffle.worker.instructions import (
 from minishuffle.worker.interpreter import collect_garbage
 from minishuffle.worker.introspection.answers import Inspection
 from minishuffle.worker.registration import UnregisteredWorker, ask_registration
-from minishuffle.worker.reports.attemptreports import ACKNOWLEDGE_LOOKS
+from minishuffle.worker.reports.attemptreports import ACKNOWLEDGE_LOOKS, AwaitedFact
 from minishuffle.worker.reports.outbox import OutboxSender
 from minishuffle.worker.reports.poolusage import FLOW_SECONDS
 from minishuffle.worker.reports.workerreports import (
@@ -300,16 +300,18 @@ class Worker:
         self._carry_out(self._state.handle(message, self._loop.time()))
         self._peers.review()
 
-    def _on_applied(self, fact: SourcePositions | FileCompleted, *, durable: bool = True) -> None:
+    def _on_applied(self, fact: AwaitedFact, *, durable: bool = True) -> None:
         """The source may continue after the positions that it has reported, which the coordinator has if they
-        are ``durable``; or the file is listed."""
+        are ``durable``; or the file is listed, or the client has the rows."""
         attempt = self._deployment.attempts.get(fact.attempt)
         if attempt is None:
             return
         if isinstance(fact, SourcePositions):
             attempt.task.leases.acknowledge(durable=durable)
-        else:
+        elif isinstance(fact, FileCompleted):
             attempt.task.files.acknowledge(fact.writer)
+        else:
+            attempt.task.outbox.acknowledge(fact.rows)
 
     def leave(self) -> None:
         """The process was sent SIGTERM: end once its tasks have moved elsewhere, or at once if there is no

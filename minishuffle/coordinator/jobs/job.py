@@ -606,7 +606,7 @@ class Job:
         """Keep a batch of rows for the client; False if the job is stopping."""
         if self.stopping:
             return False
-        self.progress.collected(task, message.rows)
+        self.progress.collected(task, message)
         if not self.history.collect(self.graph.vertices[task.operator].collects, message.payload):
             text = (
                 f"job collected more than {limits.COLLECT_BYTES_MAX} bytes of rows: write large results "

@@ -23,6 +23,7 @@ class Resumption(NamedTuple):
     first_row: int = 0
     committable: bytes = b""
     files_complete: bool = False
+    rows_collected: int = 0
     state_worker: int = 0
     state_attempt: int = 0
     state_holder: bool = False

@@ -32,7 +32,7 @@ from minishuffle.coordinator.jobs.subtasks import Subtask, Subtasks
 from minishuffle.counters import TaskCounters
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import AttemptPositions, TaskReport
-from minishuffle.wire.reports import FileCompleted, SourcePositions, TaskReleased, TaskStateChanged
+from minishuffle.wire.reports import Collected, FileCompleted, SourcePositions, TaskReleased, TaskStateChanged
 
 __all__ = ["JobProgress"]
 
@@ -171,6 +171,7 @@ class JobProgress:
             files=files,
             committable=committable,
             files_complete=self.manifest.is_complete(*key),
+            rows_collected=task.collected_end if self._graph.settings.is_guaranteed else 0,
             first_row=task.rows_kept,
         )
 
@@ -179,10 +180,13 @@ class JobProgress:
         """Rows that left the job: in listed files, and collected."""
         return self.manifest.rows + self.rows_collected
 
-    def collected(self, task: Subtask, rows: int) -> None:
+    def collected(self, task: Subtask, message: Collected) -> None:
         """Count rows that the client gets."""
-        task.collected(rows)
-        self.rows_collected += rows
+        again = task.collected(message.first_row, message.rows)
+        self.rows_collected += message.rows
+        if again and self._graph.settings.is_guaranteed:
+            self.books.repeat(again)
+            self._losses = None
 
     def recall_collected(self, rows: int) -> None:
         """Restore their number."""
@@ -203,6 +207,8 @@ class JobProgress:
         outputs = self._graph.outputs_of(task.operator)
         if task.operator in self._replays.vertices:
             kept = task.rows_kept - task.resumption.first_row
+            if self._graph.settings.is_guaranteed:
+                return 0  # Files are not listed before the end, and rows collected again are counted then.
             return 0 if outputs else task.rows_listed + task.rows_collected + kept
         edges = {
             edge

@@ -61,6 +61,8 @@ class Subtask(AttemptRecord):
     """The round in which the attempt was deployed that began the version."""
     rows_collected: int = 0
     """Rows of the attempt that the client has."""
+    collected_end: int = 0
+    """The greatest number behind a row that the client has, in a job that loses nothing."""
     state_bytes: int = 0
     """Size of the state that its attempt keeps for the next attempt, since it has moved."""
     starts_over: bool = False
@@ -175,9 +177,13 @@ class Subtask(AttemptRecord):
         """Its partition on this edge has its first buffer."""
         self.readable = sorted({edge, *self.readable})
 
-    def collected(self, rows: int) -> None:
-        """Count ``rows`` more rows that the client has."""
+    def collected(self, first_row: int, rows: int) -> int:
+        """Count ``rows`` more rows that the client has, the first of which has that number; gives how many of
+        them it may have twice if rows are numbered by subtask."""
         self.rows_collected += rows
+        again = max(0, min(rows, self.collected_end - first_row))
+        self.collected_end = max(self.collected_end, first_row + rows)
+        return again
 
     def gave(self, result: bytes) -> None:
         """Its sink has closed with this result."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Final, TypeGuard
+from typing import Final, TypeAlias, TypeGuard
 
 from minishuffle import limits
 from minishuffle.ids import AttemptId
@@ -42,7 +42,10 @@ from minishuffle.wire.reports import (
     TaskStateChanged,
 )
 
-__all__ = ["ACKNOWLEDGE_LOOKS", "ENDS_WAIT_SECONDS", "AttemptReports"]
+__all__ = ["ACKNOWLEDGE_LOOKS", "ENDS_WAIT_SECONDS", "AttemptReports", "AwaitedFact"]
+
+AwaitedFact: TypeAlias = SourcePositions | FileCompleted | Collected
+"""What a task may wait for until the coordinator has it."""
 
 ENDS_WAIT_SECONDS: Final = 0.05
 """Seconds for which an end waits for others."""
@@ -190,9 +193,7 @@ class AttemptReports:
         """Reports that are not acknowledged, or not sent so far."""
         return len(self._kept) + len(self._due) + bool(self._ends) + bool(self._held)
 
-    def acknowledge(
-        self, number: int, *, refused: bool = False, files: bool = True
-    ) -> list[SourcePositions | FileCompleted]:
+    def acknowledge(self, number: int, *, refused: bool = False, files: bool = True) -> list[AwaitedFact]:
         """The coordinator has applied all reports up to ``number``. Returns the facts in them whose task
         waits for it.
 
@@ -201,7 +202,7 @@ class AttemptReports:
             files: include facts about files. Otherwise these are kept and reported again, since the
                 coordinator may have refused them.
         """
-        applied: list[SourcePositions | FileCompleted] = []
+        applied: list[AwaitedFact] = []
         unanswered: list[AttemptReport] = []
         while self._kept and self._kept[0].number <= number:
             report = self._kept.popleft()
@@ -213,18 +214,22 @@ class AttemptReports:
                 match fact:
                     case FileCompleted() if not (refused and report.number == number):
                         applied.append(fact)
+                    case Collected():
+                        applied.append(fact)
                     case SourcePositions(waits=waits) if waits or report.number > self._unblocked:
                         applied.append(fact)
         self._kept.extendleft(reversed(unanswered))
         return applied
 
-    def free_rows(self, number: int) -> None:
+    def free_rows(self, number: int) -> list[Collected]:
         """The coordinator has applied all reports up to ``number``, but its journal does not have them. Rows
-        for clients are dropped, since they are not journaled anyway; all other facts are kept."""
+        for clients are dropped, since they are not journaled anyway, and returned; all other facts are
+        kept."""
         rows = [each for each in self._kept if each.number <= number and isinstance(each.facts[0], Collected)]
         self._bytes -= sum(map(_kept_bytes, rows))
         numbers = {each.number for each in rows}
         self._kept = deque(each for each in self._kept if each.number not in numbers)
+        return [fact for each in rows for fact in each.facts if isinstance(fact, Collected)]
 
     def unblock_sources(self, number: int) -> list[SourcePositions]:
         """The coordinator does not answer: return the positions up to ``number`` whose sources wait, so that

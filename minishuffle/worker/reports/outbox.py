@@ -51,6 +51,7 @@ class Outbox:
     Args:
         notify: called on the loop when there is something to send.
         away: whether there is no coordinator to send it to; the bell rings when that begins.
+        known: as many rows of the subtask the client has, the same that this attempt begins with.
     """
 
     __slots__ = (
@@ -58,12 +59,14 @@ class Outbox:
         "_away",
         "_hurried",
         "_items",
+        "_known",
         "_lines_dropped",
         "_notified",
         "_notify",
         "_paths",
         "_put",
         "_rests",
+        "_rows_acknowledged",
         "_rows_put",
         "_rows_taken",
         "_taken",
@@ -76,6 +79,8 @@ class Outbox:
         paths: TaskPaths,
         notify: Callable[[Outbox], None],
         away: Callable[[], bool] = lambda: False,
+        *,
+        known: int = 0,
     ) -> None:
         self._notified = False
         """Set with each notice, cleared by the loop before it looks."""
@@ -93,7 +98,9 @@ class Outbox:
         """Since the last line that was kept; the task's."""
         self._put = self._taken = 0
         """Bytes; the first is the task's, the second the loop's. So are the next."""
-        self._rows_put = self._rows_taken = 0
+        self._rows_put = self._rows_taken = self._rows_acknowledged = 0
+        """Rows are counted from the beginning of the subtask, where the attempt has a snapshot."""
+        self._known = known
         self._hurried = 0
         """Bytes up to which nothing waits for more; the task's."""
 
@@ -122,6 +129,29 @@ class Outbox:
     def gather(self, columns: pa.RecordBatch, size: int) -> None:
         """Wait for room for a small record batch, which goes out with others; see ``gatherable``."""
         self._put_rows(_Rows(columns, len(columns), size))
+
+    def begin_at(self, rows: int) -> None:
+        """(Before the first row.) The subtask has collected so many before."""
+        self._rows_put = self._rows_taken = self._rows_acknowledged = rows
+
+    @property
+    def rows_collected(self) -> int:
+        """How many rows the subtask has collected."""
+        return self._rows_put
+
+    def leave_out(self, rows: int) -> int:
+        """How many of the next rows, ``rows`` of them, the client has, from an earlier attempt: they are
+        counted, and not to be collected again."""
+        left_out = max(0, min(rows, self._known - self._rows_put))
+        if left_out:  # There is nothing on its way that the loop counts.
+            self.begin_at(self._rows_put + left_out)
+        return left_out
+
+    def settle(self) -> None:
+        """Wait until the coordinator has all of it."""
+        self.drain()
+        if self._rows_acknowledged < self._rows_put:
+            self._paths.wait_until(lambda: self._rows_acknowledged >= self._rows_put)
 
     def hurry(self) -> None:
         """Nothing that is there waits for more."""
@@ -216,12 +246,22 @@ class Outbox:
             message: Collected | LogLines = LogLines(term=term, job=self._attempt_id.subtask.job, lines=lines)
         else:
             found = self._take_rows()
-            self._rows_taken += found.rows
             size = found.size
-            message = Collected(attempt=self._attempt_id, payload=found.payload, rows=found.rows)
+            message = Collected(
+                attempt=self._attempt_id,
+                payload=found.payload,
+                rows=found.rows,
+                first_row=self._rows_taken,
+            )
+            self._rows_taken += found.rows
         self._taken += size
         self._paths.bell.ring()
         return message
+
+    def acknowledge(self, rows: int) -> None:
+        """The coordinator has the next rows."""
+        self._rows_acknowledged += rows
+        self._paths.bell.ring()
 
     def _take_rows(self) -> _Rows:
         """The first, packed; small record batches together."""

@@ -199,7 +199,7 @@ class Attempt:
             services.report,
             services.first_record,
             services.saved,
-            Outbox(self.id, self.paths, services.said, services.away),
+            self._outbox(),
             self._source_leases(),
             self._file_reports(),
             self._latency,
@@ -228,6 +228,10 @@ class Attempt:
         bytes_max = None if self.spec.bounded else self._services.spool_bytes_max
         store = partial(ElementStore, f"what {self._where()} keeps for readers", self._services.place)
         return Spool(store, bytes_max, self.spec.first_row)
+
+    def _outbox(self) -> Outbox:
+        known = self.spec.rows_collected if self.spec.version else 0
+        return Outbox(self.id, self.paths, self._services.said, self._services.away, known=known)
 
     def _file_reports(self) -> FileReports:
         report = partial(_report_file, self._services.fact, self.id)

@@ -339,6 +339,7 @@ class Task:
             lead=self.wall.lead,
             collect=self._collect,
             log=self.outbox.log,
+            settle=self.outbox.settle,
             wait_until=self.paths.wait_until,
             spool=self.spool,
             files=self.files,
@@ -566,6 +567,10 @@ class Task:
         self.counters.last_input_at = time.monotonic()
 
     def _collect(self, batch: Payload) -> None:
+        if left_out := self.outbox.leave_out(len(batch)):
+            batch = batch[left_out:] if isinstance(batch, list) else batch.slice(left_out)
+            if not len(batch):
+                return
         if not isinstance(batch, list) and (small := gatherable(batch)) is not None:
             self.outbox.gather(*small)
             return

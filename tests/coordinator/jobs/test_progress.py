@@ -10,9 +10,9 @@ from minishuffle.coordinator.jobs.consumption import Ends
 from minishuffle.coordinator.jobs.lostpartitions import Replays
 from minishuffle.coordinator.jobs.progress import JobProgress
 from minishuffle.coordinator.jobs.subtasks import Subtasks
-from minishuffle.plan.graph import JobGraph
+from minishuffle.plan.graph import JobGraph, JobSettings
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
-from minishuffle.wire.reports import SourcePositions
+from minishuffle.wire.reports import Collected, SourcePositions
 from support.attempts import attempt
 
 READ, COUNT = (0, 0), (1, 0)
@@ -52,6 +52,24 @@ def test_the_next_attempt_goes_on_behind_the_lease_and_the_rows_that_the_sink_ke
     resumption = progress.next_attempt(task, 4.0)
     assert [each.end for each in unpack_positions(resumption.positions)] == [15]
     assert (resumption.positions_age, resumption.first_row) == (3.0, 0)
+
+
+@pytest.mark.parametrize(("guarantee", "again"), [("at_least_once", 5), ("loss", 0)])
+def test_rows_that_a_client_gets_twice_are_counted(
+    make_graph: Callable[..., JobGraph], guarantee: str, again: int
+) -> None:
+    graph = make_graph(1, 1)
+    graph = graph.model_copy(update={"settings": JobSettings(guarantee=guarantee)})
+    subtasks = Subtasks(graph, (1,))
+    progress = JobProgress(graph, subtasks, Ends(graph, graph.kept_edges(), subtasks), Replays(graph))
+    task = subtasks[COUNT]
+    for first_row, rows in ((0, 10), (10, 5), (8, 4), (12, 1), (13, 6), (19, 1)):
+        progress.collected(task, Collected(attempt=attempt(1), payload=b"", rows=rows, first_row=first_row))
+    assert (task.rows_collected, task.collected_end) == (27, 20)
+    assert progress.losses().again == again + 2 * (again > 0)
+    task.begin_next(1, 1, progress.next_attempt(task, 1.0))
+    assert (task.rows_collected, task.collected_end) == (0, 20)
+    assert task.resumption.rows_collected == (20 if again else 0)
 
 
 def test_what_others_have_counts_as_before_until_the_worker_is_back(

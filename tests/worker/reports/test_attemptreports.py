@@ -197,14 +197,14 @@ def test_reports_are_kept_until_they_are_acknowledged() -> None:
 def test_what_became_of_a_file_is_not_known_from_a_number_alone() -> None:
     reports = AttemptReports()
     file = sent(reports, FILE)
-    sent(reports, rows_of(10))
+    rows = sent(reports, rows_of(10))
     later = sent(reports, rows_of(10))
-    assert reports.acknowledge(2, files=False) == []
+    assert reports.acknowledge(2, files=False) == rows.facts
     assert kept(reports) == [file, later]
     assert reports.acknowledge(1) == [FILE]
     assert kept(reports) == [later]
     refused = sent(reports, FILE)
-    assert reports.acknowledge(refused.number, refused=True) == [] and not kept(reports)
+    assert reports.acknowledge(refused.number, refused=True) == later.facts and not kept(reports)
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_what_is_not_journaled_is_kept_but_for_rows(monkeypatch: pytest.MonkeyPa
     end = sent(reports, FINISHED)
     later = sent(reports, rows_of(60))
     assert reports.full
-    reports.free_rows(end.number)
+    assert [len(rows.payload) for rows in reports.free_rows(end.number)] == [60]
     assert kept(reports) == [file, end, later] and not reports.full
     assert reports.acknowledge(end.number) == [FILE]
     assert kept(reports) == [later]
@@ -250,7 +250,7 @@ def test_sources_are_unblocked_once_and_not_acknowledged_again() -> None:
     assert reports.unblock_sources(later.number) == [second]
     assert reports.unblock_sources(later.number) == []
     last = sent(reports, third)
-    assert reports.acknowledge(last.number) == [last.facts[0]]
+    assert reports.acknowledge(last.number) == [rows.facts[0], last.facts[0]]
 
 
 def test_positions_that_nobody_reads_become_one_fact_of_each_attempt() -> None:

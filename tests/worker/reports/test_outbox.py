@@ -79,6 +79,41 @@ def test_rows_and_lines_keep_their_order(turns: Turns, paths_of: PathsOf, link: 
     outbox.drain()
 
 
+def test_rows_are_numbered_from_the_snapshot_and_those_that_the_client_has_left_out(
+    turns: Turns, paths_of: PathsOf, link: Link
+) -> None:
+    outbox = Outbox(AttemptId.of("j1", 0, 0, 2), paths_of(), link.sender.notify, known=15)
+    outbox.begin_at(10)
+    assert [outbox.leave_out(rows) for rows in (3, 4, 4)] == [3, 2, 0]
+    outbox.collect(b"rows", 2)
+    outbox.collect(b"rows", 3)
+    assert (outbox.rows_collected, outbox.unsent_rows) == (20, 5)
+    for _ in range(3):
+        turns.turn()
+    assert [(each.first_row, each.rows) for each in link.sent] == [(15, 2), (17, 3)]
+    outbox.acknowledge(2)
+    outbox.acknowledge(3)
+    outbox.settle()
+
+
+@pytest.mark.usefixtures("long_waits")
+def test_a_snapshot_waits_until_the_coordinator_has_the_rows(
+    turns: Turns, paths_of: PathsOf, link: Link
+) -> None:
+    outbox = outbox_of(paths_of(), link.sender.notify)
+    outbox.collect(b"rows", 2)
+    turns.turn()
+    turns.turn()
+    assert len(link.sent) == 1
+    thread = in_thread(outbox.settle)
+    thread.join(0.05)
+    assert thread.is_alive()
+    outbox.acknowledge(2)
+    turns.turn()
+    thread.join(SECONDS_MAX)
+    assert not thread.is_alive()
+
+
 @pytest.mark.usefixtures("_small", "long_waits")
 def test_a_task_waits_while_too_much_is_unsent(turns: Turns, paths_of: PathsOf, link: Link) -> None:
     link.writable = False
