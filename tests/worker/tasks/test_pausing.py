@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from minishuffle.wire.messages import WriteState
 from minishuffle.worker.tasks.pausing import TaskPause
 
 
@@ -42,3 +43,29 @@ def test_the_clock_stands_still_with_the_task() -> None:
         pause.go_on()
         assert pause.at == 0
     assert (pause.now(), pause.stood_seconds()) == (102.0, 20.0)
+
+
+def asked(savepoint: int, barrier: int) -> WriteState:
+    return WriteState(term=1, job="j1", savepoint=savepoint, barrier=barrier, folder="/s", goes_on=True)
+
+
+def test_for_a_durable_snapshot_the_task_comes_to_a_barrier_and_goes_on() -> None:
+    pause = TaskPause(Clock())
+    assert pause.save(asked(1, barrier=4))
+    assert (pause.barrier, pause.due, pause.ended) == (4, 0, 0)
+    assert not pause.save(asked(1, barrier=4)), "it was asked before"
+    taken = pause.take_cut()
+    assert taken is not None and taken.savepoint == 1
+    assert (pause.barrier, pause.take_cut()) == (0, None)
+
+
+def test_the_end_of_its_barrier_or_another_barrier_takes_a_durable_snapshot_back() -> None:
+    for barrier, paused in ((4, False), (5, True)):
+        pause = TaskPause(Clock())
+        pause.want(3, paused=False)
+        assert pause.save(asked(1, barrier=4))
+        pause.want(3, paused=False)
+        assert pause.barrier == 4
+        pause.want(barrier, paused=paused)
+        assert (pause.barrier, pause.take_cut()) == (barrier if paused else 0, None)
+        assert not pause.save(asked(2, barrier=4)), "that barrier has ended"
