@@ -24,7 +24,7 @@
     +-- PartitionLost               a partition that was stored cannot be read
     +-- UnreadableSnapshot          a file of a snapshot is missing, cut, changed or of another format
     +-- StorageUnavailable          the storage of snapshots cannot be written, or does not answer
-    +-- StateLost                   a task was lost together with its snapshots: no restart
+    +-- StateLost                   a task was lost together with its snapshots
     +-- ResourceExhausted           slots, buffers, disk or a limit ran out
     +-- TaskFailed                  the user's function raised, or its process died
     +-- TaskCancelled               a task was cancelled
@@ -270,10 +270,9 @@ class StorageUnavailable(ShuffleError):
 
 class StateLost(ShuffleError):
     """A task of a job with a guarantee, and all workers with its snapshots, were lost: without them it would
-    have to begin anew, and rows would be lost. The job fails at once."""
+    have to begin anew, and rows would be lost. The whole job goes back to a snapshot of all its tasks."""
 
     code = 47
-    final = True
 
 
 class ResourceExhausted(ShuffleError):

@@ -116,7 +116,6 @@ def test_what_no_other_attempt_can_change_is_final() -> None:
         errors.LateRecord,
         errors.WrongResult,
         errors.UnreadableSnapshot,
-        errors.StateLost,
     }
 
 

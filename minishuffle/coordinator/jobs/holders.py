@@ -11,7 +11,8 @@ next attempt reads::
       +--its worker is lost------------------+          released, when the next one has all --------+
 
 Once a holder is lost that may have had snapshots, the task cannot begin anew: its producers may have freed
-what these covered. It needs the state of the next holder; if it is lost before there is one, the job fails.
+what these covered. It needs the state of the next holder; if it is lost before there is one, the whole job
+goes back to a snapshot of its own (:mod:`~minishuffle.coordinator.jobs.fallback`).
 (Flink keeps such state in a checkpoint storage; a holder resembles the secondary copy of its task-local
 recovery.)
 """
@@ -317,9 +318,6 @@ class Holders:
 
 
 def state_lost(tasks: Sequence[Subtask], why: str) -> ErrorInfo:
-    """The error of a job whose ``tasks`` were lost, and all their snapshots."""
-    error = StateLost(
-        f"{names_of(tasks)} cannot go on: no worker has their snapshots any more ({why}); submit the job "
-        "again, from a savepoint if there is one, and with more workers"
-    )
+    """The reason for which a job goes back whose ``tasks`` were lost, and all their snapshots."""
+    error = StateLost(f"{names_of(tasks)} cannot go on alone: no worker has their snapshots any more ({why})")
     return ErrorInfo(code=error.code, text=str(error), task=str(tasks[0]))

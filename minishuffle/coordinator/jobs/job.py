@@ -84,6 +84,7 @@ from minishuffle.errors import (
     PeerLost,
     ResourceExhausted,
     ShuffleError,
+    StateLost,
     TaskCancelled,
     UnreadableSnapshot,
     UsageError,
@@ -744,12 +745,12 @@ class Job:
             self._fail_of_loss(lost, cause, at)
         elif unreadable := self._unreadable(lost):
             self._fail_of_unreadable(unreadable, cause, at)
-        elif bare := self.holders.without_state([*lost, *(self.subtasks[key] for key in self.timers)]):
-            self.fail(state_lost(bare, cause.text), at, verdict=True)
         else:
             for task in lost:
                 self._restart(task, at, where, due=self.timers.held_until(task.key, at))
             self.cancellations.restart_with([task.key for task in lost])
+            if bare := self.holders.without_state(self.subtasks[key] for key in self.timers):
+                self._fall_back(state_lost(bare, cause.text), at)
         self._advance(at)
 
     def _fail_of_loss(self, lost: list[Subtask], cause: ErrorInfo, at: float) -> None:
@@ -1142,9 +1143,6 @@ class Job:
         if unreadable := self._unreadable([task]):
             self._fail_of_unreadable(unreadable, error, at)
             return
-        if bare := self.holders.without_state([task]):
-            self.fail(state_lost(bare, error.text), at, verdict=True)
-            return
         counted = self.replays.counts_for(task.key)
         self.subtasks.touch(counted)
         failures = self._failures.of(counted)
@@ -1160,6 +1158,10 @@ class Job:
         text = f"attempt {task.attempt + 1} follows {when} ({count}): {error.text}"
         self._transition(task, "restarting", "coordinator", at, text, due=at + delay)
         self.cancellations.restart_with([task.key])
+        if error.code == StateLost.code:
+            self._fall_back(error, at)
+        elif bare := self.holders.without_state([task]):
+            self._fall_back(state_lost(bare, error.text), at)
 
     def _widen(self, at: float) -> bool:
         """Use the restart strategy that the counted deaths require; True if it is wider than before. Without

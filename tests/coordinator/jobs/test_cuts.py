@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,10 +11,11 @@ import pytest
 from minishuffle.coordinator.instructions import CoordinatorStep, WorkInFolder
 from minishuffle.coordinator.jobs.cuts import CUTS_KEPT, RETRY_SECONDS
 from minishuffle.coordinator.jobs.savepoints import FolderWork
-from minishuffle.errors import StorageUnavailable
+from minishuffle.errors import StateLost, StorageUnavailable
 from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph
-from minishuffle.wire.messages import PauseTasks, WriteState
+from minishuffle.snapshots.sealedmanifest import SnapshotManifest
+from minishuffle.wire.messages import CancelTasks, DeployTasks, PauseTasks, TaskSpec, WriteState
 from minishuffle.wire.reports import StateTaken, StateWritten
 from minishuffle.wire.requests import CancelJob, GetEvents, PauseJob, ResumeJob, SaveJob
 
@@ -46,7 +48,7 @@ class Cuts:
 
     def begin(self) -> None:
         """Up to the barrier."""
-        self.cluster.advance(self.interval)
+        self.cluster.advance(self.interval + 1.0)
         assert self.work[-1].work == "prepare"
         self.answer()
 
@@ -204,3 +206,100 @@ def test_other_jobs_take_none(
     cuts = Cuts(make_cluster(snapshot_dir="/s"), graph, monkeypatch)
     cuts.cluster.advance(100.0)
     assert not cuts.work
+
+
+def deployed(worker: FakeWorker) -> list[TaskSpec]:
+    return [task for message in worker.got(DeployTasks) for task in message.tasks]
+
+
+def manifest(cuts: Cuts) -> SnapshotManifest:
+    """That of the last complete one."""
+    found = [each.manifest for each in cuts.work if each.manifest is not None][-1]
+    return replace(found, cluster="test", release="0")
+
+
+def test_when_two_workers_die_all_tasks_go_back_to_the_last_one(cuts: Cuts) -> None:
+    cluster = cuts.cluster
+    cuts.take()
+    cuts.take()
+    cluster.collect(cuts.workers[1], (cuts.job, 1, 1), b"rows", rows=5)
+    for worker in cuts.workers:
+        cluster.lose(worker)
+    assert (cuts.work[-1].work, cuts.work[-1].savepoint) == ("open", 1)
+    fresh = [cluster.add(), cluster.add()]
+    assert not deployed(fresh[0]), "what they begin with is not known yet"
+    cluster.do(cluster.state.folder_ready(cuts.work[-1], manifest(cuts), cluster.now))
+    tasks = deployed(fresh[0]) + deployed(fresh[1])
+    assert sorted((task.operator, task.index) for task in tasks) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert not any(task.needs_state for task in tasks)
+    assert all(task.version in (0, task.attempt) for task in tasks), "their rows are of new versions"
+    for worker in fresh:
+        for key, task in worker.tasks.items():
+            cluster.report(worker, key, "running", attempt=task.attempt)
+    info = cluster.show(cuts.job)
+    assert (info.state, info.fallbacks, info.rows_again) == ("running", 1, 5)
+    assert cuts.events().count("job falls back") == cuts.events().count("job begins again") == 1
+    cuts.workers = (fresh[0], fresh[1])
+    cuts.take()
+    assert cluster.show(cuts.job).durable.number == 3
+
+
+def test_tasks_that_still_run_end_first_and_what_has_finished_runs_again(cuts: Cuts) -> None:
+    cluster, (one, two) = cuts.cluster, cuts.workers
+    cuts.take()
+    third = cluster.add()
+    cluster.report(one, (cuts.job, 0, 0), "finished")
+    cluster.fail(one, (cuts.job, 1, 0), StateLost.code, "nobody has its snapshots")
+    assert one.got(CancelTasks) == [], "nothing of it runs there"
+    cluster.do(cluster.state.folder_ready(cuts.work[-1], manifest(cuts), cluster.now))
+    assert not [task for task in deployed(one) if task.attempt == 2]
+    assert (cuts.job, 1, 1, 1) in two.canceled_attempts
+    for operator in (0, 1):
+        cluster.report(two, (cuts.job, operator, 1), "canceled")
+    again = [task for worker in (one, two, third) for task in deployed(worker) if task.attempt == 2]
+    assert sorted((task.operator, task.index) for task in again) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert cluster.show(cuts.job).fallbacks == 1
+
+
+@pytest.mark.parametrize("unreadable", [1, 2])
+def test_one_that_cannot_be_read_is_passed_over(cuts: Cuts, unreadable: int) -> None:
+    cluster = cuts.cluster
+    cuts.take()
+    cuts.take()
+    for worker in cuts.workers:
+        cluster.lose(worker)
+    fresh = [cluster.add(), cluster.add()]
+    for number in range(unreadable):
+        assert f"-durable-{2 - number}-" in cuts.work[-1].folder
+        cuts.answer(StorageUnavailable("it is gone"))
+    if unreadable == 1:
+        cluster.do(cluster.state.folder_ready(cuts.work[-1], manifest(cuts), cluster.now))
+    assert len(deployed(fresh[0]) + deployed(fresh[1])) == 4
+    assert cuts.events().count("snapshot passed over") == unreadable
+    texts = [each.text for each in cluster.request(GetEvents(job=cuts.job)).events]
+    where = "durable snapshot 1" if unreadable == 1 else "its beginning"
+    assert f"all tasks go on from {where}" in texts
+
+
+def test_the_next_coordinator_has_the_job_go_back(cuts: Cuts) -> None:
+    cluster = cuts.cluster
+    cuts.take()
+    for worker in cuts.workers:
+        cluster.lose(worker)
+    before = len(cuts.work)
+    cluster.lose_coordinator()
+    assert [each.work for each in cuts.work[before:]] == ["open"]
+    fresh = [cluster.add(), cluster.add()]
+    cluster.do(cluster.state.folder_ready(cuts.work[-1], manifest(cuts), cluster.now))
+    assert len(deployed(fresh[0]) + deployed(fresh[1])) == 4
+
+
+def test_a_job_that_is_cancelled_goes_back_no_more(cuts: Cuts) -> None:
+    cluster = cuts.cluster
+    cuts.take()
+    for worker in cuts.workers:
+        cluster.lose(worker)
+    opened = cuts.work[-1]
+    cluster.request(CancelJob(job=cuts.job))
+    cluster.do(cluster.state.folder_ready(opened, manifest(cuts), cluster.now))
+    assert cluster.show(cuts.job).state == "canceled" and 1 in cuts.discarded()

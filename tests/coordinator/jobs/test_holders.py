@@ -85,10 +85,12 @@ def test_all_are_released_when_tasks_begin_with_something_else() -> None:
     assert source(each) == (2, 3, False)
 
 
-def test_the_error_of_lost_state_says_what_to_do() -> None:
+def test_the_error_of_lost_state_names_the_tasks_and_the_reason() -> None:
     error = state_lost(new_holders().unprotected(), "worker 2 was lost")
-    assert error_from_code(error.code, error.text).final and error.code == StateLost.code
-    assert error.text.startswith("read[0], count[0] cannot go on: no worker has their snapshots any more (wo")
+    assert not error_from_code(error.code, error.text).final and error.code == StateLost.code
+    assert error.text.startswith(
+        "read[0], count[0] cannot go on alone: no worker has their snapshots any more (wo"
+    )
 
 
 EVENTS = st.lists(

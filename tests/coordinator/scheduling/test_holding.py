@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.errors import PartitionLost, ResourceExhausted, StateLost
+from minishuffle.errors import ResourceExhausted
 from minishuffle.ids import AttemptId, holder_operator
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import (
@@ -191,27 +191,6 @@ def test_a_task_that_is_lost_after_its_holder_goes_on_if_the_next_has_anything(
         assert cluster.show("j1").unprotected == 0
     cluster.lose(one)
     assert sources(three) == [(0, 3, 2, not has_all, 2), (1, 3, 2, not has_all, 2)]
-
-
-def test_a_task_lost_together_with_its_only_holder_ends_the_job_in_words(
-    cluster: FakeCluster, guaranteed: MakeGraph
-) -> None:
-    one, two = start(cluster, guaranteed(1, 1))
-    cluster.lose(two)
-    assert cluster.show("j1").state == "running"
-    cluster.lose(one)
-    (cause,) = cluster.show("j1").causes
-    assert cause.code == StateLost.code
-    assert cause.text.startswith("read[0], count[0] cannot go on: no worker has their snapshots any more")
-
-
-def test_a_task_that_fails_without_a_holder_ends_the_job_too(
-    cluster: FakeCluster, guaranteed: MakeGraph
-) -> None:
-    one, two = start(cluster, guaranteed(1, 1))
-    cluster.lose(two)
-    cluster.fail(one, COUNT0, PartitionLost.code, "boom")
-    assert [cause.code for cause in cluster.show("j1").causes] == [StateLost.code]
 
 
 def test_a_holder_that_can_hold_no_more_is_replaced(cluster: FakeCluster, guaranteed: MakeGraph) -> None:
