@@ -137,6 +137,10 @@ class Manifest:
         """The commit that a subtask has prepared last; empty: none."""
         return self._committables.get((operator, index), b"")
 
+    def start_over(self) -> None:
+        """All tasks begin again: rows may come that no attempt has had listed."""
+        self._complete.clear()
+
     def is_complete(self, operator: int, index: int) -> bool:
         """Whether the last file of a subtask is listed."""
         return (operator, index) in self._complete

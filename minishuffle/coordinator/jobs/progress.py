@@ -195,6 +195,7 @@ class JobProgress:
     def goes_back(self, published: int) -> None:
         """The job goes back to where it had published so many rows: those behind it come twice."""
         self.books.repeat(max(0, self.rows_published - published))
+        self.manifest.start_over()
         self._losses = None
 
     def repeats_rows(self, operator: int) -> bool:

@@ -86,7 +86,7 @@ class Subtask(AttemptRecord):
     def start_over(self, resumption: Resumption) -> None:
         """Its next attempt begins with this, and with a version of its rows of its own."""
         self.resumption, self.starts_over = resumption, True
-        self.repeated, self.state_bytes = "", 0
+        self.repeated, self.state_bytes, self.collected_end = "", 0, 0
 
     def has_begun(self) -> None:
         """Its attempt runs: what a savepoint had for it is taken."""

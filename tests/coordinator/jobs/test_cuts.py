@@ -231,7 +231,7 @@ def test_when_two_workers_die_all_tasks_go_back_to_the_last_one(cuts: Cuts) -> N
     cluster.do(cluster.state.folder_ready(cuts.work[-1], manifest(cuts), cluster.now))
     tasks = deployed(fresh[0]) + deployed(fresh[1])
     assert sorted((task.operator, task.index) for task in tasks) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert not any(task.needs_state for task in tasks)
+    assert not any(task.needs_state or task.rows_collected for task in tasks)
     assert all(task.version in (0, task.attempt) for task in tasks), "their rows are of new versions"
     for worker in fresh:
         for key, task in worker.tasks.items():
