@@ -36,6 +36,7 @@ from minishuffle.operators.pandas_index import given_table
 from minishuffle.operators.row_copies import copies_of
 from minishuffle.plan.arguments import checked_parallelism
 from minishuffle.plan.detached import detached
+from minishuffle.plan.graph import Guarantee
 from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.nodes import ObjectSchema
 from minishuffle.plan.pickling import copied_program
@@ -127,7 +128,7 @@ def check_source(source: AnySource, *, parallelism: int = 2, records: int = 10_0
     return _joined(check.batches, None)
 
 
-def check_sink(sink: Sink, rows: Any, *, parallelism: int = 2) -> list[Any]:
+def check_sink(sink: Sink, rows: Any, *, parallelism: int = 2, guarantee: Guarantee = "loss") -> list[Any]:
     """Write rows into a sink of your own as a job does whose first attempt of each subtask fails halfway.
 
     That attempt is closed and another one writes all of its rows; a subtask without rows is opened and closed
@@ -137,10 +138,15 @@ def check_sink(sink: Sink, rows: Any, *, parallelism: int = 2) -> list[Any]:
     attempt has a copy of the sink, and of the rows. What an attempt that failed wrote outside is not taken
     back.
 
+    With the guarantee ``at_least_once`` a snapshot follows each batch. The second attempt begins at the
+    middle one of those of the first, and writes the rows behind it. If it commits in two phases, what it
+    has prepared before that snapshot is committed by both, and what the first has prepared behind it never.
+
     Args:
         rows: a list, or a ``pyarrow.Table`` or what makes one: 4,096 at a time go to the subtasks in
             turn.
         parallelism: of its subtasks.
+        guarantee: of the job.
 
     Returns: the result of each subtask.
 
@@ -165,6 +171,9 @@ def check_sink(sink: Sink, rows: Any, *, parallelism: int = 2) -> list[Any]:
     for index in range(count):
         part = batches[index::count]
         half = part[: len(part) // 2] or [each[: len(each) // 2] for each in part[:1]]
+        if guarantee == "at_least_once":
+            results.append(_written_with_snapshots(sink, index, count, part))
+            continue
         lost = _Manifest()
         context = TaskContext("test", type(sink).__name__, index, count, FIRST_ATTEMPT, files=lost)
         _written(sink, context, half)
@@ -180,19 +189,22 @@ def check_sink(sink: Sink, rows: Any, *, parallelism: int = 2) -> list[Any]:
 class _Manifest:
     """A manifest in whose coordinator what was prepared is durable once the sink waits for it."""
 
-    def __init__(self, committable: bytes = b"") -> None:
-        self.listed: Mapping[int, int] = {}
-        self.acknowledged = 0
+    def __init__(
+        self, committable: bytes = b"", *, held: bool = False, listed: int = 0, sink_state: bytes = b""
+    ) -> None:
+        self.listed: Mapping[int, int] = {FIRST_ATTEMPT: listed} if listed else {}
+        self.acknowledged = self.prepared = 0
         self.committable = committable
-        self.held = self.is_complete = False
+        self.held, self.is_complete = held, False
         self.adopted: Sequence[CompleteFile] = ()
-        self.sink_state = b""
+        self.sink_state = sink_state
 
     def complete(self, file: CompleteFile) -> None:
         self.committable = file.committable
+        self.prepared += 1
 
     def wait(self) -> None:
-        self.acknowledged += 1
+        self.acknowledged = self.prepared
 
     def finish(self) -> None:
         self.wait()
@@ -201,8 +213,37 @@ class _Manifest:
         """It is not there in time."""
 
 
-def _written(sink: Sink, context: TaskContext, batches: Sequence[Any], *, finishes: bool = False) -> Any:
-    """The result of one attempt, whose input ends if it ``finishes``."""
+def _written_with_snapshots(sink: Sink, index: int, count: int, batches: Sequence[Any]) -> Any:
+    """The result of a subtask whose first attempt fails at its end, and whose second begins in the middle."""
+    first = _Manifest(held=True)
+    context = TaskContext("test", type(sink).__name__, index, count, FIRST_ATTEMPT, files=first)
+    middle = len(batches) // 2
+    safe = _Manifest(held=True)
+
+    def snapshot(number: int) -> None:
+        nonlocal safe
+        if number == middle:
+            first.wait()
+            safe = _Manifest(
+                first.committable, held=True, listed=first.acknowledged, sink_state=first.sink_state
+            )
+
+    _written(sink, context, batches, snapshot=snapshot)
+    second = replace(context, attempt=FIRST_ATTEMPT + 1, files=safe)
+    behind = batches[middle + 1 :]
+    return _written(sink, second, behind, finishes=True, snapshot=lambda number: safe.wait())
+
+
+def _written(
+    sink: Sink,
+    context: TaskContext,
+    batches: Sequence[Any],
+    *,
+    finishes: bool = False,
+    snapshot: Callable[[int], None] | None = None,
+) -> Any:
+    """The result of one attempt, whose input ends if it ``finishes``; ``snapshot`` is called with the number
+    of each batch for one behind it."""
     name = type(sink).__name__
     spec = ProgramSpec(operators=[(name, OperatorSpec("sink", {"sink": UserSink(sink)}))])
     ((_, copy),) = copied_program(spec, name).operators
@@ -214,8 +255,11 @@ def _written(sink: Sink, context: TaskContext, batches: Sequence[Any], *, finish
         own = copies_of(batch) if isinstance(batch, list | tuple) else batch
         with _noted(f"raised by {name}.write {where} for batch {number} of {len(batches)}"):
             operator.process(Batch(own), 0, lambda item: None)
-        if not number:
-            with _noted(f"raised by {name}.flush, prepare or commit {where}"):
+        with _noted(f"raised by {name}.flush, prepare or commit {where}"):
+            if snapshot is not None:
+                operator.before_snapshot(lambda item: None)
+                snapshot(number)
+            if snapshot is not None or not number:
                 operator.on_clock(math.inf, lambda item: None)
     if finishes:
         with _noted(f"raised by {name}.flush, prepare or commit {where}"):

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ import pytest
 from minishuffle import testing
 from minishuffle.api.stream import Stream, Table
 from minishuffle.errors import InvalidGraph, UnserializableRecord, UsageError, WrongResult
+from minishuffle.limits import LIST_ROWS
 from minishuffle.operators.base import Aside, TaskContext
 
 SECOND = 1_000_000
@@ -457,6 +458,37 @@ def test_each_attempt_of_a_sink_has_its_own_rows() -> None:
     with pytest.raises(ValueError, match="cannot write") as raised:
         testing.check_sink(Emptying(), [{"n": "bad"}], parallelism=1)
     assert raised.value.__notes__ == ["raised by Emptying.write in attempt 2 of subtask 0 for batch 0 of 1"]
+
+
+class Marking:
+    """Commits in two phases, and puts what it has seen into the list of its module."""
+
+    outside: ClassVar[list[Any]] = []
+
+    def open(self, context: TaskContext) -> None:
+        self.attempt, self.rows = context.attempt, list[Any]()
+
+    def write(self, batch: Any) -> None:
+        self.rows += batch
+
+    def prepare(self) -> bytes:
+        rows, self.rows = self.rows, []
+        return b"%d" % len(rows)
+
+    def commit(self, prepared: bytes) -> None:
+        self.outside.append((self.attempt, int(prepared)))
+
+    def close(self) -> None: ...
+
+
+def test_a_sink_is_checked_with_snapshots_too() -> None:
+    Marking.outside.clear()
+    rows = list(range(3 * LIST_ROWS + 5))
+    assert testing.check_sink(Marking(), rows, parallelism=1, guarantee="at_least_once") == [None]
+    before, again, rest = [(1, LIST_ROWS)] * 3, [(2, LIST_ROWS)] * 4, [(2, 5)]
+    assert Marking.outside == [*before, *again, *rest]
+    with pytest.raises(UsageError, match="Emptying keeps the rows that it takes in the process"):
+        testing.check_sink(Emptying(), [1], guarantee="at_least_once")
 
 
 @pytest.mark.parametrize(
