@@ -117,6 +117,7 @@ class Site:
                 continue
             self.rows += rows_of(Batch(unpack_collected(message.payload)))
             self.batches += 1
+            outbox.acknowledge(message.rows)
 
     def message(self, graph: JobGraph, job: str) -> DeployTasks:
         placement = (WORKER,) * graph.slots_needed

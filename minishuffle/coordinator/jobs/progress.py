@@ -208,9 +208,9 @@ class JobProgress:
         outputs = self._graph.outputs_of(task.operator)
         if task.operator in self._replays.vertices:
             kept = task.rows_kept - task.resumption.first_row
-            if self._graph.settings.is_guaranteed:
-                return 0  # Files are not listed before the end, and rows collected again are counted then.
-            return 0 if outputs else task.rows_listed + task.rows_collected + kept
+            # Rows that are numbered are counted when they are collected again.
+            collected = 0 if self._graph.settings.is_guaranteed else task.rows_collected
+            return 0 if outputs else task.rows_listed + collected + kept
         edges = {
             edge
             for edge in self._graph.inputs_of(task.operator)
