@@ -46,7 +46,7 @@ class RetainedPartition:
 
     Invariants, for each subpartition::
 
-        first row ≤ freed ≤ stable, freed ≤ read ≤ written
+        first row ≤ freed ≤ stable, freed ≤ written, and nothing is freed that the view has yet to read
         rows that are held = those from freed to written
         bytes that are held = Σ over the blocks with these rows, each counted once
         unread bytes < allowance + one element, unless no view is attached

@@ -131,7 +131,6 @@ class RetainedSubpartition:
         "notified",
         "open",
         "position",
-        "read",
         "resumed",
         "rows",
         "services",
@@ -171,8 +170,6 @@ class RetainedSubpartition:
         """Rows of this version that the consumer's snapshots cover are below."""
         self.behind = False
         """The view may have more to read of what is covered: it is freed once that was read."""
-        self.read = 0
-        """Rows below were read by some view."""
         self.position = 0
         """Bytes below were read by the view, or by the last there was."""
         self.allowance = services.unread_bytes
@@ -408,8 +405,8 @@ class RetainedSubpartition:
     def validate(self) -> None:
         """Check the invariants; for tests."""
         held = [entry for entry in self.entries if isinstance(entry, _Entry)]
-        assert self.first_row <= self.freed <= max(self.read, self.first_row) <= self.rows
-        assert self.freed <= self.stable
+        assert self.first_row <= self.freed <= min(self.stable, self.rows)
+        assert self.view is None or self.first <= self.view.at
         assert all(entry.block.data is not None for entry in held)
         assert [entry.row for entry in held[1:]] == [entry.end for entry in held[:-1]]
         assert not held or held[-1].end == self.rows
@@ -707,14 +704,11 @@ class RetainedView:
         first = entry.row + self._rows_taken
         self.rows_sent += rows - self._rows_taken
         self._rows_taken = rows
-        self._row = end = entry.row + rows
-        subpartition = self._subpartition
-        if end > subpartition.read:
-            subpartition.read = end
+        self._row = entry.row + rows
         self._rest.extend(parts)
         if self._fetched and (parts := self._fetched.pop(block.number, ())):
             self._fetched_bytes -= sum(map(len, parts))
-            if not self._reading and 2 * self._fetched_bytes < subpartition.services.read_bytes:
+            if not self._reading and 2 * self._fetched_bytes < self._subpartition.services.read_bytes:
                 self._fetch()
         return first
 
@@ -760,7 +754,7 @@ class RetainedView:
         piece.flags, piece.first_start, piece.whole = _STARTS | _ENDS, 0, whole
         piece.row = entry.row
         self.rows_sent += block.rows
-        self._row = subpartition.read = max(subpartition.read, entry.end)
+        self._row = entry.end
         self._end_block(entry)
         self.at += 1
         subpartition.buffers_out += 1

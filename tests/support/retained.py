@@ -44,6 +44,7 @@ class Producer:
         *,
         memory_bytes: int = 1 << 20,
         limit_bytes: int = 1 << 30,
+        version: int = VERSION,
         flushing: Flush = Flush.AT_ONCE,
         first_rows: tuple[int, ...] = (),
         make_store: Callable[[], ElementStore] = lambda: ElementStore("p", StorePlace()),
@@ -67,7 +68,7 @@ class Producer:
             self.notified.append,
             self.counters,
             self.store,
-            version=VERSION,
+            version=version,
             wait=waits,
             wake=self._wake,
             flushing=flushing,
@@ -93,6 +94,11 @@ class Producer:
     def write(self, rows: list[Any], position: int = 0) -> None:
         if not self.partition.skips(position, len(rows)):
             self.partition.write(position, *encode(Batch(rows)))
+
+    def attend(self) -> None:
+        """The loop looks at what has something new."""
+        while self.notified:
+            self.notified.pop().attend()
 
     def validate(self) -> None:
         self.store.validate()
