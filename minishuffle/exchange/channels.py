@@ -646,10 +646,10 @@ class InputChannel:
 
     def end(self, attachment: Attachment) -> None:
         """The task has read the end of the partition that ``attachment`` delivered."""
-        self._read_to_end = attachment
         if self.retained and not (self._stable is not None and self._stable.ended):
+            self._read_to_end = attachment
             return
-        self._over = True
+        self._read_to_end, self._over = None, True
         self.on_event(attachment.generation, ChannelEvent.END)
         if self.attachment is attachment:
             self._let_go(CancelReason.ENDED)
@@ -698,7 +698,7 @@ class InputChannel:
 
     def close(self) -> None:
         """The task is terminal: end the attachment and give every buffer back; idempotent."""
-        self._closed = True
+        self._closed, self._read_to_end = True, None
         self._let_go(CancelReason.ENDED if self.ended else CancelReason.FAILED)
         queue, self.queue = self.queue, deque()
         current, self.current = self.current, None

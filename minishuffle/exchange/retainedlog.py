@@ -571,10 +571,13 @@ class RetainedView:
                 if entry is self._current:
                     if not closed or self._rows_taken < block.rows:
                         return entry
-                elif not closed or entry.end > self._begin:
+                elif entry.end > self._begin or (not closed and entry.row >= self._begin):
                     return entry
+                elif not closed:  # with what follows it, it may yet be skipped: rows in between must not be
+                    return None
                 self._row = entry.end
                 self._end_block(entry)
+                subpartition.moved(self.read)
             self.at += 1
 
     def _is_wanted(self, event: Event) -> bool:

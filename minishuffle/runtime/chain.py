@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any, Final, Protocol
 
 from minishuffle.counters import OperatorCounters, TaskCounters
-from minishuffle.errors import described
+from minishuffle.errors import UnserializableRecord, described
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import Part
 from minishuffle.exchange.hotkeys import HotKeys
@@ -262,8 +262,14 @@ class Chain:
         Raises:
             UnserializableRecord: an exchange would not take what an operator holds.
         """
-        written = {operator.id: list(operator.write_state()) for operator in self._holding if operator.id}
-        parts = {id: held for id, held in written.items() if held}
+        parts = {}
+        for operator in filter(attrgetter("id"), self._holding):
+            try:
+                held = list(operator.write_state())
+            except UnserializableRecord as error:
+                raise UnserializableRecord(f"what {operator.name!r} holds: {error}") from error
+            if held:
+                parts[operator.id] = held
         return TaskStateSnapshot(parts, positions, self._outlet.watermark)
 
     def dealt(self) -> dict[int, int]:

@@ -160,7 +160,12 @@ class Inputs:
     @property
     def finished(self) -> bool:
         """Every gate has ended, and everything was taken."""
-        return not self._ready and not self._turns
+        return self.is_between and not self._turns
+
+    @property
+    def is_between(self) -> bool:
+        """Whatever was read from gates was taken: the task stands between two elements of these."""
+        return not self._ready
 
     def poll(self) -> tuple[int, Item] | None:
         """The next batch or mark and the number of its input; None if there is nothing now.
@@ -189,7 +194,7 @@ class Inputs:
 
     def is_aligned(self, barrier: int) -> bool:
         """Whether all that was written before that barrier, for the inputs that are read now, was taken."""
-        return not self._ready and all(each.gate.is_aligned(barrier) for each in self._turns)
+        return self.is_between and all(each.gate.is_aligned(barrier) for each in self._turns)
 
     def unread(self) -> list[int]:
         """Edges of inputs that are read later, once others have ended."""

@@ -34,6 +34,8 @@ class TaskStateSnapshot:
     """Rows that it has dealt out in turn, by edge."""
     collected: int = 0
     """Rows that it has collected for the client of the job."""
+    at: float = 0.0
+    """When it was taken, by the cluster's clock."""
     pending: bytes = b""
     """What its sink reports once the snapshot is safe."""
 

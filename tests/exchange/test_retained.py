@@ -336,6 +336,20 @@ def test_a_view_may_be_there_before_it_is_known_where_the_rows_begin() -> None:
     producer.validate()
 
 
+def test_a_view_that_is_ahead_of_its_producer_skips_no_row_in_between() -> None:
+    """It looks while rows are written that its consumer has: what it skips, and what not, is one piece."""
+    producer = Producer()
+    consumer = Consumer(producer)
+    consumer.next = 20
+    consumer.attach(20)
+    for number in range(40):
+        producer.write([f"{number:02}" * (9 if number % 3 else 90)])
+        consumer.poll()
+    producer.partition.finish()
+    consumer.read()
+    assert [row[:2] for row in consumer.rows] == [f"{number:02}" for number in range(20, 40)]
+
+
 def test_nobody_is_waited_for_where_nothing_bounds_what_is_unread() -> None:
     producer = Producer(unread_bytes=None)
     consumer = Consumer(producer)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from minishuffle.operators.base import AnySource
 from minishuffle.runtime.reader import SourceReader
 from minishuffle.runtime.splits import acknowledge
-from minishuffle.wire.packed import Cursor, unpack_positions
+from minishuffle.wire.packed import Cursor, SplitPosition, unpack_positions
 from minishuffle.worker.sources.leaseledger import LeaseLedger
 from minishuffle.worker.tasks.handoff import TaskPaths
 
@@ -120,13 +120,16 @@ class SourceLeases:
         *,
         in_turn: bool,
         times: bool = True,
+        resumed: Sequence[SplitPosition] | None = None,
         behind: float = 0.0,
     ) -> SourceReader:
-        """A reader that goes on where an earlier attempt was; the first leases are asked for.
+        """A reader that goes on where an earlier attempt was, as it has reported or as ``resumed`` says; the
+        first leases are asked for.
 
         Args and raises: as :class:`SourceReader`.
         """
-        resumed = unpack_positions(self._resumed)
+        if resumed is None:
+            resumed = unpack_positions(self._resumed)
         reader = SourceReader(
             source,
             index,

@@ -34,7 +34,7 @@ from minishuffle.exchange.retention import RetainedBytes, RetainedStore
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.exchange.spool import Spool
 from minishuffle.exchange.wholebatches import WholeBatches
-from minishuffle.ids import AttemptId, PartitionId, state_edge
+from minishuffle.ids import AttemptId, PartitionId, snapshot_edge, state_edge
 from minishuffle.operators.base import CompleteFile
 from minishuffle.plan.graph import JobSettings
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
@@ -70,9 +70,11 @@ from minishuffle.worker.sources.leases import SourceLeases
 from minishuffle.worker.tasks.crashrecord import CrashRecord
 from minishuffle.worker.tasks.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.tasks.latencymarkers import LatencyMarkers
+from minishuffle.worker.tasks.snapshottaker import SnapshotParts, SnapshotTaker
 from minishuffle.worker.tasks.statehandover import StateHandover, StateInput, state_partition
 from minishuffle.worker.tasks.statewriter import restoring
 from minishuffle.worker.tasks.task import Task, TaskOutcome
+from minishuffle.worker.tasks.tasktable import takes_snapshots
 from minishuffle.worker.wallclock import WallClock
 
 __all__ = ["Attempt", "WorkerServices"]
@@ -186,6 +188,7 @@ class Attempt:
         """The partitions' pools, by edge."""
         self._channels: dict[tuple[int, int], InputChannel] = {}
         """By edge and producer."""
+        parts = SnapshotParts(self._outbox(), self._source_leases(), self._file_reports())
         self.task = Task(
             self.id,
             message.name,
@@ -199,9 +202,7 @@ class Attempt:
             services.report,
             services.first_record,
             services.saved,
-            self._outbox(),
-            self._source_leases(),
-            self._file_reports(),
+            *parts,
             self._latency,
             services.wall,
             self._state_handover(),
@@ -209,6 +210,7 @@ class Attempt:
             self._spool() if spec.sink else None,
             None if spec.restoration is None else restoring(spec.restoration, services.secret),
             spec.has_ended,
+            self._snapshot_taker(parts) if self._takes_snapshots else None,
             rests=bool(spec.outputs) and self.settings.buffer_timeout == "adaptive",
         )
         try:
@@ -229,6 +231,10 @@ class Attempt:
         store = partial(ElementStore, f"what {self._where()} keeps for readers", self._services.place)
         return Spool(store, bytes_max, self.spec.first_row)
 
+    @property
+    def _takes_snapshots(self) -> bool:
+        return takes_snapshots(self.spec, is_guaranteed=self.settings.is_guaranteed)
+
     def _outbox(self) -> Outbox:
         known = self.spec.rows_collected if self.spec.version else 0
         return Outbox(self.id, self.paths, self._services.said, self._services.away, known=known)
@@ -242,12 +248,12 @@ class Attempt:
             spec.files,
             spec.committable,
             attempt=spec.attempt,
-            held=self.settings.is_guaranteed,
+            held=self._takes_snapshots,
             is_complete=spec.files_complete,
         )
 
     def _source_leases(self) -> SourceLeases:
-        held = self.settings.is_guaranteed
+        held = self._takes_snapshots
         restarts = self.settings.restart_strategy != "none" and not held
         return SourceLeases(
             self.paths,
@@ -327,7 +333,7 @@ class Attempt:
             disk=services.disk,
         )
         if not self.spec.state_attempt:
-            return StateHandover(self.paths, make_partition)
+            return StateHandover(self.paths, make_partition, is_needed=self.spec.needs_state)
         key = partition_id.edge, partition_id.producer
         earlier = StateInput(
             partition_id,
@@ -340,23 +346,64 @@ class Attempt:
         )
         self._channels[key] = earlier.channel
         closed = partial(self._channels.pop, key, None)
-        return StateHandover(self.paths, make_partition, earlier, closed)
+        return StateHandover(self.paths, make_partition, earlier, closed, is_needed=self.spec.needs_state)
+
+    def _snapshot_taker(self, parts: SnapshotParts) -> SnapshotTaker:
+        spec = self.spec
+        return SnapshotTaker(
+            self.paths,
+            self.gates,
+            self.partitions,
+            self._snapshot_stream,
+            parts=parts,
+            wall=self._services.wall,
+            clock=self._services.clock,
+            settings=self.settings,
+            holder=spec.holder,
+            is_held=spec.holder > 0 and spec.state_attempt in (0, spec.holder),
+        )
+
+    def _snapshot_stream(
+        self, on_stable: Callable[[], None], fenced: Callable[[int], None]
+    ) -> RetainedPartition:
+        """By which the holder of its snapshots gets them; nobody waits for that one."""
+        services, index = self._services, self.id.subtask.index
+        partition_id = PartitionId(self.id.subtask.job, snapshot_edge(self.id.subtask.operator), index)
+        return RetainedPartition(
+            partition_id,
+            range(index, index + 1),
+            self.paths.notify,
+            TaskCounters(),
+            self._retained_store(partition_id, 0),
+            version=self.spec.attempt,
+            wait=self.paths.wait_until,
+            wake=self.paths.bell.ring,
+            flushing=Flush.ADAPTIVE,
+            capacity=services.pool.segment_bytes,
+            unread_bytes=None,
+            disk=services.disk,
+            fenced=fenced,
+            on_stable=on_stable,
+        )
+
+    def _retained_store(self, partition_id: PartitionId, keep_bytes: int) -> RetainedStore:
+        owner = f"what partition {partition_id} at {self._where()} retains"
+        return RetainedStore(
+            self._services.retained,
+            partial(ElementStore, owner, self._services.place),
+            keep_bytes=keep_bytes,
+            wake=self.paths.bell.ring,
+        )
 
     def _retained_partition(self, partition_id: PartitionId, output: OutputSpec) -> RetainedPartition:
         services, paths = self._services, self.paths
         unread_bytes = limits.OUTPUT_BUFFERS_PER_SUBPARTITION_MAX * services.pool.segment_bytes
-        owner = f"what partition {partition_id} at {self._where()} retains"
         return RetainedPartition(
             partition_id,
             range(output.first, output.first + output.count),
             paths.notify,
             self.counters,
-            RetainedStore(
-                services.retained,
-                partial(ElementStore, owner, services.place),
-                keep_bytes=unread_bytes,
-                wake=paths.bell.ring,
-            ),
+            self._retained_store(partition_id, unread_bytes),
             version=self.spec.version or self.spec.attempt,
             wait=paths.wait_until,
             wake=paths.bell.ring,
@@ -367,6 +414,7 @@ class Attempt:
             closed=output.closed,
             full=partial(self.note_limit, "queue"),
             lost=partial(services.partition_lost, self.id),
+            on_stable=(lambda: None) if self.task.snapshots is None else self.task.snapshots.consumed,
         )
 
     def _stored(self, partition_id: PartitionId, memory_bytes: int) -> ElementStore:
@@ -506,6 +554,14 @@ class Attempt:
             for partition in [self.partitions[output.edge]]
         )
 
+    def partition(self, edge: int) -> ResultPartition | None:
+        """The partition for that edge, or for the holder of its snapshots; None: there is none."""
+        return next((each for each in self._written() if each.id.edge == edge), None)
+
+    def _written(self) -> list[ResultPartition]:
+        stream = [] if self.task.snapshots is None else [self.task.snapshots.writer.partition]
+        return [*self.partitions.values(), *stream]
+
     def channel(self, edge: int, producer: int) -> InputChannel | None:
         return self._channels.get((edge, producer))
 
@@ -538,7 +594,7 @@ class Attempt:
             task.state_handover.earlier.gate.close()
         if task.state != "finished" and self.settings.restart_strategy != "none":
             error = TaskFailed(f"attempt {self.id.attempt} of {task.name}[{self.spec.index}] is {task.state}")
-            for partition in self.partitions.values():
+            for partition in self._written():
                 partition.fail(error)
                 partition.release(self._writes)
 
@@ -551,7 +607,7 @@ class Attempt:
     def release(self) -> None:
         """Free its partitions and pools: no consumer reads from it any more."""
         self.close()
-        for partition in self.partitions.values():
+        for partition in self._written():
             partition.release(self._writes)
         for pool in self.pools.values():
             pool.destroy()

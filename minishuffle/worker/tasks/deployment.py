@@ -104,7 +104,7 @@ class Deployment:
         if (holder := self.holders.get(producer)) is not None:
             return holder.partition
         attempt = self.attempts.get(producer)
-        return attempt.partitions.get(edge) if attempt is not None else None
+        return attempt.partition(edge) if attempt is not None else None
 
     def connect_local(self, key: ChannelKey, producer: AttemptId, generation: int, *, version: int) -> None:
         channel, partition = self.channel(key), self.partition(producer, key.edge)

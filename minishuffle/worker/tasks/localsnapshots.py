@@ -102,25 +102,33 @@ class LocalSnapshots:
         """Have the next one taken as soon as the last has taken no more than half of the time."""
         self._hurries = True
 
-    def is_news(self, counted: TaskStateSnapshot, now: float) -> bool:
-        """Whether the task has done anything since the last one, which says the same otherwise; the next look
-        is due later then."""
-        if counted != self._kept[-1].counted:
-            return True
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the next one was asked for."""
+        return self._hurries
+
+    def is_news(self, counted: TaskStateSnapshot) -> bool:
+        """Whether the task has done anything since the last one, which says the same otherwise."""
+        return counted != self._kept[-1].counted
+
+    def postpone(self, now: float) -> None:
+        """None can be taken now, or there is no need."""
         self._looked_at, self._hurries = now, False
-        return False
 
     # --- what happens ----------------------------------------------------------------------------
 
-    def take(self, counted: TaskStateSnapshot, begun: float, now: float) -> int:
-        """One was taken from ``begun`` on and is sent to the holder: gives its number. Say behind it which
-        are to be kept."""
+    def take(self, counted: TaskStateSnapshot) -> int:
+        """One is taken, and sent to the holder: gives its number. Say behind it which are to be kept."""
         self._number += 1
         if len(self._kept) == KEPT_MAX:
             self._kept.pop()
         self._kept.append(_Kept(self._number, replace(counted, parts={})))
-        self._looked_at, self._cost, self._hurries = now, now - begun, False
+        self._hurries = False
         return self._number
+
+    def note_cost(self, begun: float, now: float) -> None:
+        """The task has taken and sent the last one since ``begun``."""
+        self._looked_at, self._cost = now, now - begun
 
     def hold(self, number: int, kept: Sequence[int]) -> None:
         """The holder has the snapshot ``number`` and all before it, and keeps those numbered ``kept``.

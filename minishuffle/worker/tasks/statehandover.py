@@ -20,7 +20,14 @@ import msgpack
 import pyarrow as pa
 
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, TaskCancelled, described
+from minishuffle.errors import (
+    PeerLost,
+    ResourceExhausted,
+    ShuffleError,
+    StateLost,
+    TaskCancelled,
+    described,
+)
 from minishuffle.exchange.blocking import BlockingPartition, DiskReads
 from minishuffle.exchange.channels import ChannelEvent, InputChannel
 from minishuffle.exchange.elements import AssemblyBudget, ElementFormat, Part, with_header
@@ -78,7 +85,7 @@ def _element(batch: pa.RecordBatch) -> list[Part]:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
-    return with_header(1, ElementFormat.STATE, [memoryview(sink.getvalue())])
+    return with_header(1, ElementFormat.STATE, [memoryview(sink.getvalue()).cast("B")])
 
 
 def unpack_state(payloads: Iterator[memoryview]) -> TaskStateSnapshot:
@@ -105,6 +112,7 @@ def _pack_counted(snapshot: TaskStateSnapshot) -> bytes:
             {edge: list(rows) for edge, rows in snapshot.written.items()},
             dict(snapshot.dealt),
             snapshot.collected,
+            snapshot.at,
             snapshot.pending,
         ]
     )
@@ -112,7 +120,7 @@ def _pack_counted(snapshot: TaskStateSnapshot) -> bytes:
 
 
 def _unpack_counted(packed: bytes, watermark: int) -> TaskStateSnapshot:
-    positions, taken, written, dealt, collected, pending = msgpack.unpackb(packed, strict_map_key=False)
+    positions, taken, written, dealt, collected, at, pending = msgpack.unpackb(packed, strict_map_key=False)
     return TaskStateSnapshot(
         positions=unpack_positions(positions),
         watermark=watermark,
@@ -120,6 +128,7 @@ def _unpack_counted(packed: bytes, watermark: int) -> TaskStateSnapshot:
         written=written,
         dealt=dealt,
         collected=collected,
+        at=at,
         pending=pending,
     )
 
@@ -243,6 +252,7 @@ class StateHandover:
         make_partition: makes the partition in which it keeps its state.
         earlier: where it reads state; None: it begins without any.
         closed: called on the loop when ``earlier`` is closed since it was read, or cannot be.
+        is_needed: there have been snapshots of the subtask, and it must not begin without.
     """
 
     def __init__(
@@ -251,6 +261,8 @@ class StateHandover:
         make_partition: Callable[[], BlockingPartition],
         earlier: StateInput | None = None,
         closed: Callable[[], object] = lambda: None,
+        *,
+        is_needed: bool = False,
     ) -> None:
         self.earlier = earlier
         self.lost = ""
@@ -260,6 +272,7 @@ class StateHandover:
         self.kept: BlockingPartition | None = None
         """None: there is no state to go on with."""
         self._paths, self._make_partition, self._closed = paths, make_partition, closed
+        self._is_needed = is_needed
 
     @property
     def bytes(self) -> int:
@@ -275,18 +288,43 @@ class StateHandover:
             TaskCancelled: meanwhile.
             Exception: what a function of the user raises as its state is read.
         """
-        if self.earlier is None:
-            return
         try:
-            snapshot = unpack_state(self.earlier.read())
+            snapshot = self._read()
         except TaskCancelled:
             raise
         except (ShuffleError, pa.ArrowException, OSError) as error:
             self.lost = described(error)
             return
+        if snapshot is not None:
+            chain.restore(snapshot)
+
+    def take_snapshot(self) -> TaskStateSnapshot | None:
+        """The oldest snapshot that the holder of the subtask's snapshots has; None: it begins from the
+        beginning.
+
+        Raises:
+            StateLost: there have been some, and this holder has none.
+            ShuffleError, OSError, ArrowException: it cannot be read; another attempt tries again.
+            TaskCancelled: meanwhile.
+        """
+        snapshot = self._read()
+        if snapshot is not None and snapshot != TaskStateSnapshot():
+            return snapshot
+        if self._is_needed:
+            raise StateLost(
+                "it was lost together with the holder of its snapshots, before another one had any that it "
+                "can go on from: submit the job again, or from a savepoint (submit --from)"
+            )
+        return None
+
+    def _read(self) -> TaskStateSnapshot | None:
+        """The state that an earlier attempt or the holder has; None: there is neither."""
+        if self.earlier is None:
+            return None
+        try:
+            return unpack_state(self.earlier.read())
         finally:
             self._paths.post(self._close_earlier)
-        chain.restore(snapshot)
 
     def _close_earlier(self) -> None:
         """(Loop.) Its memory is free from now on."""

@@ -7,10 +7,12 @@ partitions. It never touches a socket: see ``handoff``.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -32,6 +34,7 @@ from minishuffle.exchange.collected import gatherable, pack_collected
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.retained import RetainedPartition
+from minishuffle.exchange.retention import RetainedStore
 from minishuffle.exchange.rows import pack_result
 from minishuffle.exchange.sizes import Drop, sendable
 from minishuffle.exchange.spool import Spool
@@ -64,6 +67,7 @@ from minishuffle.worker.tasks.crashrecord import CrashRecord
 from minishuffle.worker.tasks.handoff import TaskPaths
 from minishuffle.worker.tasks.jobimports import import_from
 from minishuffle.worker.tasks.latencymarkers import LatencyMarkers
+from minishuffle.worker.tasks.snapshottaker import SnapshotTaker
 from minishuffle.worker.tasks.statehandover import StateHandover
 from minishuffle.worker.tasks.taskrows import TaskRows
 from minishuffle.worker.wallclock import WallClock
@@ -131,6 +135,8 @@ class Task:
     begins without."""
     has_ended: bool = False
     """It had ended before its job was restored."""
+    snapshots: SnapshotTaker | None = None
+    """Takes its local snapshots; None: its job has no guarantee, or it runs again from its beginning."""
     rests: bool = False
     """Its source may be read a little later: see :class:`SourceRest`."""
     state: str = "deploying"
@@ -142,6 +148,8 @@ class Task:
     """No batch was passed on yet since it took the place of another attempt."""
     _retained: list[RetainedPartition] = field(default_factory=list, init=False)
     """Its partitions of the retained kind."""
+    _begun: TaskStateSnapshot | None = field(default=None, init=False)
+    """The local snapshot with which it begins."""
     _inputs: Inputs | None = field(default=None, init=False)
     _reader: SourceReader | None = field(default=None, init=False)
     _loops: list[LoopCalls] = field(default_factory=list, init=False)
@@ -284,6 +292,9 @@ class Task:
         kept = {gate.input for gate in self.gates if gate.kept}
         chain = Chain(program, self.partitions, self.attempt_id.subtask.index, self.counters, kept)
         context, self._drop = self._context(chain), chain.drop
+        if self.snapshots is not None:
+            self._begun = self.state_handover.take_snapshot()
+            self.snapshots.begin(self._begun or TaskStateSnapshot())
         try:
             produced = [] if program.source is None else [OperatorCounters(self.first_operator)]
             metrics = [
@@ -293,9 +304,7 @@ class Task:
             self.user_metrics = tuple(metrics)
             chain.open(replace(context, metrics=own) for own in metrics)
             self.operators = (*produced, *chain.counters)
-            if self.restored is not None:
-                self.restored(chain, self.attempt_id.subtask.index, self.parallelism)
-            self.state_handover.take_over(chain)
+            self._go_on(chain)
             self._count_state(chain)
             self.paths.calls.leave()
             self.paths.post(self._reached, None)
@@ -324,6 +333,17 @@ class Task:
         packed = _packed_result(chain.close(None))
         self.outbox.drain()
         return packed
+
+    def _go_on(self, chain: Chain) -> None:
+        """Give the chain, which is open, the state with which it begins."""
+        if self._begun is not None:
+            chain.restore(self._begun)
+            self._begun = replace(self._begun, parts={})  # nothing else keeps them
+            return
+        if self.restored is not None:
+            self.restored(chain, self.attempt_id.subtask.index, self.parallelism)
+        if self.snapshots is None:
+            self.state_handover.take_over(chain)
 
     def _context(self, chain: Chain) -> TaskContext:
         return TaskContext(
@@ -359,7 +379,14 @@ class Task:
         index, now = self.attempt_id.subtask.index, self.paths.pause.now()
         self.paths.calls.enter()
         reader = self.leases.open(
-            program.source, index, self.parallelism, now, in_turn=in_turn, times=program.times
+            program.source,
+            index,
+            self.parallelism,
+            now,
+            in_turn=in_turn,
+            times=program.times,
+            resumed=None if self._begun is None else self._begun.positions,
+            behind=0.0 if self._begun is None else max(0.0, self.wall() - self._begun.at),
         )
         self.counters.rows_skipped, self._reader = reader.rows_skipped, reader
         try:
@@ -381,9 +408,9 @@ class Task:
             if barrier := pause.barrier:
                 self._meet(chain, barrier)
                 continue
-            self._make_room()
+            seconds = self._between(chain)
             begin = pause.now()
-            due = self._look_at_clock(chain, begin)
+            due = min(self._look_at_clock(chain, begin), begin + seconds)
             paths.calls.enter()
             found = reader.poll(begin)
             for mark in reader.take_marks():
@@ -414,11 +441,24 @@ class Task:
                 if rest.seconds:
                     paths.rest(min(rest.seconds, due - pause.now()))
 
-    def _make_room(self) -> None:
-        """Wait, between two elements, while its worker retains as many bytes as it may."""
+    def _between(self, chain: Chain) -> float:
+        """Between two elements, wait while its worker retains as many bytes as it may, and take snapshots
+        that are due; gives in how many seconds the next one is."""
+        seconds = self._look_at_snapshots(chain)
         for partition in self._retained:
-            if partition.store.full:
-                self.paths.wait_until(partition.store.make_room)
+            while partition.store.full:
+                self.paths.wait_until(partial(self._may_go_on, partition.store))
+                seconds = self._look_at_snapshots(chain)
+        return seconds
+
+    def _may_go_on(self, store: RetainedStore) -> bool:
+        return store.make_room() or (self.snapshots is not None and self.snapshots.is_due)
+
+    def _look_at_snapshots(self, chain: Chain) -> float:
+        if self.snapshots is None:
+            return math.inf
+        reader = self._reader
+        return self.snapshots.look(chain, list if reader is None else reader.snapshot)
 
     def _leave_out(self, portion: Portion) -> None:
         """Count and report records of the source that it could not read."""
@@ -439,9 +479,9 @@ class Task:
             if (barrier := pause.barrier) and inputs.is_aligned(barrier):
                 self._meet(chain, barrier, inputs.unread())
                 continue
-            self._make_room()
+            seconds = self._between(chain) if inputs.is_between else math.inf
             now = pause.now()
-            due = self._look_at_clock(chain, now)
+            due = min(self._look_at_clock(chain, now), now + seconds)
             found = inputs.poll()
             if found is None:
                 if not (inputs.finished or (pause.barrier and inputs.is_aligned(pause.barrier))):

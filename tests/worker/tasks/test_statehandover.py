@@ -205,6 +205,7 @@ COUNTED = st.fixed_dictionaries(
         "written": st.dictionaries(EDGES, st.lists(COUNTS, max_size=3)),
         "dealt": st.dictionaries(EDGES, COUNTS),
         "collected": COUNTS,
+        "at": st.floats(0, 1e10),
         "pending": st.binary(max_size=9),
     },
 )

@@ -1,0 +1,203 @@
+"""Takes the local snapshots of one task, between two elements, and sends them to their holder.
+
+What holder and consumers say arrives on the loop, and waits here for the task's thread, which alone decides:
+see :mod:`~minishuffle.worker.tasks.localsnapshots`. The thread looks here before each element, while it waits
+for input, and while it waits for room in what its worker retains.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from minishuffle.errors import UnserializableRecord, WrongResult
+from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.retained import RetainedPartition
+from minishuffle.plan.graph import JobSettings
+from minishuffle.runtime.chain import Chain
+from minishuffle.runtime.statesnapshot import TaskStateSnapshot
+from minishuffle.wire.packed import SplitPosition
+from minishuffle.worker.reports.filereports import FileReports
+from minishuffle.worker.reports.outbox import Outbox
+from minishuffle.worker.sources.leases import SourceLeases
+from minishuffle.worker.tasks.handoff import TaskPaths
+from minishuffle.worker.tasks.localsnapshots import LocalSnapshots
+from minishuffle.worker.tasks.snapshotstream import SnapshotWriter
+from minishuffle.worker.tasks.statehandover import pack_state
+
+__all__ = ["SnapshotParts", "SnapshotTaker"]
+
+_NEW_HOLDER: Final = -1
+
+
+class SnapshotParts(NamedTuple):
+    """Other parts of a task that are in its snapshots, or wait until they are safe."""
+
+    outbox: Outbox
+    leases: SourceLeases
+    files: FileReports
+
+
+class SnapshotTaker:
+    """The local snapshots of one attempt.
+
+    Args:
+        partitions: that the task writes, by edge, once it begins.
+        make_partition: makes that of the stream to the holder: see :class:`SnapshotWriter`.
+        holder: the number of the first holder; 0: there is none so far.
+        wall: the cluster's time.
+        is_held: whether it has what the attempt begins with.
+        clock: seconds, of any origin.
+    """
+
+    def __init__(
+        self,
+        paths: TaskPaths,
+        gates: Sequence[InputGate],
+        partitions: Mapping[int, ResultPartition],
+        make_partition: Callable[[Callable[[], None], Callable[[int], None]], RetainedPartition],
+        *,
+        parts: SnapshotParts,
+        wall: Callable[[], float],
+        settings: JobSettings,
+        holder: int,
+        is_held: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self._paths, self._gates, self._partitions = paths, gates, partitions
+        self._retained: dict[int, RetainedPartition] = {}
+        self._parts, self._settings, self._wall, self._clock = parts, settings, wall, clock
+        self._holder, self._is_held = holder, is_held
+        self.writer = SnapshotWriter(make_partition, self._held, self._holder_changed, holder)
+        self._said: deque[tuple[int, Sequence[int]]] = deque()
+        """Acknowledgements of the holder, or _NEW_HOLDER; the loop adds, the thread takes."""
+        self._is_read = self._is_wanted = False
+        """Consumers have said something, and somebody wants a snapshot: the loop sets these, and the thread
+        clears them before it looks."""
+
+    # --- task ------------------------------------------------------------------------------------
+
+    def begin(self, begun: TaskStateSnapshot) -> None:
+        """(Before the chain is opened.) Go on with the rows of that snapshot, and what its sink reports."""
+        self._parts.files.restore(begun.pending)
+        self._parts.outbox.begin_at(begun.collected)
+        partitions = self._partitions.values()
+        self._retained = {each.id.edge: each for each in partitions if isinstance(each, RetainedPartition)}
+        for edge, rows in begun.written.items():
+            self._retained[edge].begin_at(rows)
+        for gate in self._gates:
+            if taken := begun.taken.get(gate.edge):
+                gate.begin_at(taken)
+        self._machine = LocalSnapshots(
+            begun,
+            interval=self._settings.snapshot_interval,
+            cost_max=self._settings.snapshot_cost_max,
+            now=self._clock(),
+            is_held=self._is_held,
+        )
+        if self._holder and not self._is_held:
+            self._machine.change_holder()
+
+    def look(self, chain: Chain, positions: Callable[[], Sequence[SplitPosition]]) -> float:
+        """(Between two elements.) Hear what was said, and take a snapshot if one is due; gives in how many
+        seconds the next one is.
+
+        Raises:
+            WrongResult: what an operator holds cannot be written down.
+            TaskCancelled: while calls of an operator end.
+        """
+        if self._said or self._is_read or self._is_wanted:
+            self._hear()
+        if self._machine.due() <= self._clock():
+            self._take(chain, positions)
+        return self._machine.due() - self._clock()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether :meth:`look` has something to do."""
+        return bool(self._said) or self._is_read or self._is_wanted or self._machine.due() <= self._clock()
+
+    def _hear(self) -> None:
+        machine, self._is_read = self._machine, False
+        while self._said:
+            number, kept = self._said.popleft()
+            if number == _NEW_HOLDER:
+                machine.change_holder()
+            else:
+                machine.hold(number, kept)
+        if self._is_wanted:
+            self._is_wanted = False
+            machine.ask()
+        if machine.advance({edge: each.stable() for edge, each in self._retained.items()}):
+            self.writer.keep(machine.numbers)
+        if (stable := machine.stable()) is not None:
+            for gate in self._gates:
+                self._paths.post(gate.make_stable, stable[gate.edge])
+            for part in (self._parts.files, self._parts.leases):
+                self._paths.post(part.safe, machine.numbers[0])
+
+    def _take(self, chain: Chain, positions: Callable[[], Sequence[SplitPosition]]) -> None:
+        machine, begun = self._machine, self._clock()
+        if not machine.is_news(self._counted(positions())):
+            machine.postpone(begun)
+            return
+        self._paths.calls.enter()
+        if not chain.before_snapshot(self._paths.check, urgent=machine.is_urgent):
+            machine.postpone(begun)
+            self._paths.calls.leave()
+            return
+        try:
+            snapshot = chain.snapshot()
+        except UnserializableRecord as error:
+            raise WrongResult(f"its state cannot be written down, so it could be lost: {error}") from error
+        if missing := chain.left_out(snapshot):
+            raise WrongResult(
+                f"what {', '.join(missing)} holds cannot be written down, so it could be lost: leave that "
+                'step out, or set guarantee="loss"'
+            )
+        self._paths.calls.leave()
+        counted = self._counted(positions())
+        number = machine.take(counted)
+        self._parts.leases.snapshot(number)
+        whole = replace(
+            counted,
+            parts=snapshot.parts,
+            watermark=snapshot.watermark,
+            dealt=chain.dealt(),
+            pending=self._parts.files.snapshot(number),
+            at=self._wall(),
+        )
+        self.writer.write(number, pack_state(whole), machine.numbers)
+        machine.note_cost(begun, self._clock())
+
+    def _counted(self, positions: Sequence[SplitPosition]) -> TaskStateSnapshot:
+        return TaskStateSnapshot(
+            positions=positions,
+            taken={gate.edge: gate.taken() for gate in self._gates},
+            written={edge: each.written() for edge, each in self._retained.items()},
+            collected=self._parts.outbox.rows_collected,
+        )
+
+    # --- loop ------------------------------------------------------------------------------------
+
+    def _held(self, number: int, kept: Sequence[int]) -> None:
+        """The holder has that snapshot, and keeps those: see :meth:`LocalSnapshots.hold`."""
+        self._said.append((number, kept))
+        self._paths.bell.ring()
+
+    def _holder_changed(self) -> None:
+        """There is another holder, which has nothing."""
+        self._held(_NEW_HOLDER, ())
+
+    def consumed(self) -> None:
+        """A consumer's snapshots cover more of what the task has written."""
+        self._is_read = True
+        self._paths.bell.ring()
+
+    def ask(self) -> None:
+        """A snapshot would free what producers retain."""
+        self._is_wanted = True
+        self._paths.bell.ring()

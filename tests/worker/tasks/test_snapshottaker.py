@@ -1,0 +1,145 @@
+"""Tasks take local snapshots, and their next attempts go on from them: no row is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minishuffle.api.stream import Stream
+from minishuffle.errors import PeerLost
+from minishuffle.ids import AttemptId, holder_operator, snapshot_edge, state_edge
+from minishuffle.plan.graph import JobSettings
+from minishuffle.wire.messages import HolderSpec, TaskSpec
+from minishuffle.worker.channels.registry import ChannelKey
+from minishuffle.worker.instructions import StartHolder, StartTask, attempt_id
+from support.attempts import attempt
+
+if TYPE_CHECKING:
+    from conftest import Site
+
+ROWS = 20_000
+KEYS = 7
+SETTINGS = JobSettings(guarantee="at_least_once", snapshot_interval=0.001, snapshot_cost_max=1.0)
+
+
+class Numbers:
+    """Rows in order."""
+
+    bounded = True
+
+    def splits(self) -> list[int]:
+        return [0, 1]
+
+    def read(self, split: int, offset: int) -> Iterator[Any]:
+        for begin in range(offset, ROWS, 50):
+            yield list(range(begin, min(ROWS, begin + 50)))
+
+
+class Recovery:
+    """A job whose snapshots are held here too, and what a coordinator does when tasks are lost."""
+
+    def __init__(self, site: Site, stream: Any, *, parallelism: int = 2) -> None:
+        from minishuffle.plan.planner import compile_job
+
+        self.site, self.generation = site, 1
+        self.message = site.message(compile_job(stream, parallelism=parallelism, settings=SETTINGS), "j1")
+        self.specs: dict[tuple[int, int], TaskSpec] = {}
+        for spec in self.message.tasks:
+            version = int(not spec.inputs)  # a source makes the same rows again
+            self.start(spec.model_copy(update={"holder": 1, "version": version}))
+        for key in self.specs:
+            self.hold(*key)
+        for spec in self.specs.values():
+            self.connect(spec)
+
+    def start(self, spec: TaskSpec) -> None:
+        self.specs[spec.operator, spec.index] = spec
+        self.site.deployment.start(StartTask(self.message, spec))
+
+    def holder(self, operator: int, index: int) -> AttemptId:
+        return attempt(holder_operator(operator), index)
+
+    def hold(self, operator: int, index: int) -> None:
+        spec = HolderSpec(operator=operator, index=index, attempt=1, task_attempt=1, task_worker=1)
+        self.site.deployment.hold(StartHolder(self.holder(operator, index), spec))
+        self.join(self.holder(operator, index), snapshot_edge(operator), attempt(operator, index))
+
+    def join(self, reader: AttemptId, edge: int, producer: AttemptId, *, version: int = 0) -> None:
+        key = ChannelKey(reader, edge, producer.subtask.index)
+        self.generation += 1
+        self.site.deployment.connect_local(
+            key, producer, self.generation, version=version or producer.attempt
+        )
+
+    def connect(self, spec: TaskSpec) -> None:
+        for gate in spec.inputs:
+            for producer in range(gate.first, gate.first + gate.count):
+                now = self.specs[gate.operator, producer]
+                self.join(attempt_id("j1", spec), gate.edge, attempt_id("j1", now), version=now.version)
+
+    def lose(self, *keys: tuple[int, int]) -> None:
+        """These tasks end all of a sudden, and their next attempts begin."""
+        deployment, before = self.site.deployment, {key: self.specs[key] for key in keys}
+        for spec in before.values():
+            lost = deployment.attempts.pop(attempt_id("j1", spec))
+            lost.abandon()
+            lost.release()
+        for key, spec in before.items():
+            held = deployment.holders[self.holder(*key)]
+            held.fence(spec.attempt + 1)
+            self.start(
+                spec.model_copy(update={"attempt": spec.attempt + 1, "state_attempt": 1, "state_worker": 1})
+            )
+        for key in keys:
+            operator, index = key
+            new = attempt_id("j1", self.specs[key])
+            self.join(self.holder(operator, index), snapshot_edge(operator), new)
+            self.join(new, state_edge(operator), self.holder(operator, index))
+            self.connect(self.specs[key])
+            for spec in self.specs.values():
+                if (
+                    any(gate.operator == operator for gate in spec.inputs)
+                    and (spec.operator, spec.index) not in keys
+                ):
+                    self.reconnect(spec, operator, index)
+
+    def read(self, operator: int, index: int) -> int:
+        """Rows that the current attempt has read."""
+        now = attempt_id("j1", self.specs[operator, index])
+        return self.site.deployment.attempts[now].task.counters.records_in
+
+    def close(self) -> None:
+        for held in self.site.deployment.holders.values():
+            held.release()
+        for held in self.site.deployment.holders.values():
+            held.thread.join()
+
+    def reconnect(self, spec: TaskSpec, operator: int, index: int) -> None:
+        reader, now = attempt_id("j1", spec), self.specs[operator, index]
+        for gate in spec.inputs:
+            if gate.operator == operator and gate.first <= index < gate.first + gate.count:
+                channel = self.site.deployment.channel(ChannelKey(reader, gate.edge, index))
+                assert channel is not None
+                channel.detach(PeerLost("it was lost"))
+                self.join(reader, gate.edge, attempt_id("j1", now), version=now.version)
+
+
+def counting() -> Any:
+    return Stream.source(Numbers()).key_by(lambda row: row % KEYS).count().rebalance().collect()
+
+
+@pytest.mark.parametrize("lost", [[(0, 0)], [(1, 0)], [(2, 1)], [(0, 0), (1, 0)], [(0, 0), (1, 0), (2, 0)]])
+async def test_a_keyed_count_is_right_whichever_task_is_lost(site: Site, lost: list[tuple[int, int]]) -> None:
+    recovery = Recovery(site, counting())
+    for _ in range(3):
+        await site.until(lambda: recovery.read(1, 0) > 1_000)
+        recovery.lose(*lost)
+    await site.finish()
+    recovery.close()
+    last = {}
+    for key, count in site.rows:
+        last[key] = max(count, last.get(key, 0))
+    assert last == Counter(row % KEYS for row in [*range(ROWS), *range(ROWS)])
