@@ -297,6 +297,7 @@ class FileSink(ChainedOperator):
     """
 
     name = "to_files"
+    reports = True
     only_reads = True
 
     def __init__(self, path: str | Path, roll: Roll, schema: pa.Schema | None = None) -> None:

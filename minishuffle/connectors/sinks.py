@@ -166,7 +166,8 @@ class UserSink(ChainedOperator):
         self._opened = False
         self._rows = 0
         """In the result or in memory, and nowhere else."""
-        self._flushes, self._commits = hasattr(sink, "flush"), hasattr(sink, "commit")
+        self._flushes = hasattr(sink, "flush")
+        self.reports = self._commits = hasattr(sink, "commit")
         self._flush_at: float | None = None
         """None: nothing was written since the last call."""
         self._prepared = 0

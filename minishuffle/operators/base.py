@@ -314,6 +314,8 @@ class Operator(Protocol):
     shares: bool
     """What it emits may be held by its state, by another row, or by what its function keeps: a chained
     operator gets copies, unless it ``only_reads``. (An exchange copies anyway.)"""
+    reports: bool
+    """It has the coordinator list what it has taken: see :class:`OutputFiles`."""
     only_reads: bool
     """It leaves rows as they are, and passes none on along the chain."""
 

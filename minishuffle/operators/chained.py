@@ -56,6 +56,7 @@ class ChainedOperator:
     by_channel = False
     keeps_rows = False
     shares = False
+    reports = False
     only_reads = False
 
     def open(self, context: TaskContext) -> None:

@@ -56,10 +56,11 @@ class FileReports:
         self.sink_state = b""
         self.acknowledged = 0
         """Written by the loop."""
+        self._secure: Callable[[], None] = lambda: None
         self._paths = paths
         self._report = report
         self._attempt = attempt
-        self._complete = 0
+        self._complete = self._in_snapshot = 0
         self._reported = 0
         """Written by the loop."""
         self._unlisted: deque[CompleteFile] = deque()
@@ -83,7 +84,13 @@ class FileReports:
         """Those that were adopted and are not listed."""
         return [file for file in self.adopted if file.number >= self.listed.get(file.attempt, 0)]
 
+    def secure_by(self, secure: Callable[[], None]) -> None:
+        """``secure`` has a snapshot safe that is taken when it is called, if that can be."""
+        self._secure = secure
+
     def wait(self) -> None:
+        if not self._all_listed():
+            self._secure()
         self._report_all(is_last=False)
 
     def finish(self) -> None:
@@ -103,7 +110,7 @@ class FileReports:
 
     def snapshot(self, number: int) -> bytes:
         """What the snapshot of that number, taken now, has of the sink."""
-        self._covered[number] = self._complete
+        self._covered[number] = self._in_snapshot = self._complete
         own = (replace(file, attempt=self._attempt) for file in tuple(self._unlisted))  # copied in one step
         files = [*self._awaited(), *own]
         if not files and not self.sink_state:
@@ -111,8 +118,15 @@ class FileReports:
         packed: bytes = msgpack.packb([[astuple(file) for file in files], self.sink_state])
         return packed
 
-    def restore(self, pending: bytes) -> None:
-        """(Before the sink is opened.) Go on with what the snapshot has with which the attempt begins."""
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a file is complete that no snapshot has."""
+        return self._complete > self._in_snapshot
+
+    def restore(self, pending: bytes, *, is_end: bool = False) -> None:
+        """(Before the sink is opened.) Go on with what the snapshot has with which the attempt begins. Behind
+        all that the task reads (``is_end``) only rows come again that are listed."""
+        self.is_complete = self.is_complete and is_end
         if pending:
             files, self.sink_state = msgpack.unpackb(pending)
             self.adopted = [CompleteFile(*file) for file in files]

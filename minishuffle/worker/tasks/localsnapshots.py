@@ -89,6 +89,11 @@ class LocalSnapshots:
         """Whether the holder has a snapshot that a next attempt can go on from."""
         return self._oldest_held > self._lost
 
+    @property
+    def has_holder(self) -> bool:
+        """Whether there is a holder to which they are sent."""
+        return self._has_holder
+
     # --- when ------------------------------------------------------------------------------------
 
     def due(self) -> float:

@@ -7,6 +7,7 @@ for input, and while it waits for room in what its worker retains.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +32,8 @@ from minishuffle.worker.tasks.statehandover import pack_state
 __all__ = ["SnapshotParts", "SnapshotTaker"]
 
 _NEW_HOLDER: Final = -1
+_DEFERRED_SECONDS: Final = 0.05
+"""How soon a sink that defers a snapshot is asked again while no element comes."""
 
 
 class SnapshotParts(NamedTuple):
@@ -74,6 +77,10 @@ class SnapshotTaker:
         self.writer = SnapshotWriter(make_partition, self._held, self._holder_changed, holder)
         self._said: deque[tuple[int, Sequence[int]]] = deque()
         """Acknowledgements of the holder, or _NEW_HOLDER; the loop adds, the thread takes."""
+        self._safe = 0
+        """No next attempt begins before the snapshot of that number."""
+        self._is_deferred = False
+        """One is due that a sink defers."""
         self._is_read = self._is_wanted = False
         """Consumers have said something, and somebody wants a snapshot: the loop sets these, and the thread
         clears them before it looks."""
@@ -82,7 +89,7 @@ class SnapshotTaker:
 
     def begin(self, begun: TaskStateSnapshot) -> None:
         """(Before the chain is opened.) Go on with the rows of that snapshot, and what its sink reports."""
-        self._parts.files.restore(begun.pending)
+        self._parts.files.restore(begun.pending, is_end=_is_end(begun))
         self._parts.outbox.begin_at(begun.collected)
         partitions = self._partitions.values()
         self._retained = {each.id.edge: each for each in partitions if isinstance(each, RetainedPartition)}
@@ -109,16 +116,38 @@ class SnapshotTaker:
             WrongResult: what an operator holds cannot be written down.
             TaskCancelled: while calls of an operator end.
         """
-        if self._said or self._is_read or self._is_wanted:
+        if self._has_heard():
             self._hear()
         if self._machine.due() <= self._clock():
             self._take(chain, positions)
-        return self._machine.due() - self._clock()
+        seconds = self._machine.due() - self._clock()
+        return max(seconds, _DEFERRED_SECONDS) if self._is_deferred else seconds
 
     @property
     def is_due(self) -> bool:
         """Whether :meth:`look` has something to do."""
-        return bool(self._said) or self._is_read or self._is_wanted or self._machine.due() <= self._clock()
+        return self._has_heard() or (not self._is_deferred and self._machine.due() <= self._clock())
+
+    def _has_heard(self) -> bool:
+        return bool(self._said) or self._is_read or self._is_wanted
+
+    def secure(self, chain: Chain, positions: Callable[[], Sequence[SplitPosition]]) -> None:
+        """Take a snapshot, and wait until no next attempt begins before it: a sink is about to have listed
+        what it has taken. Not where there is no holder, or consumers of the task may hold that up.
+
+        Raises: as :meth:`look`.
+        """
+        machine, last = self._machine, -1
+        while not self._retained:
+            self._hear()
+            if 0 <= last <= self._safe or not machine.has_holder:
+                return
+            if last not in machine.numbers and math.isfinite(machine.due()):
+                machine.ask()
+                self._take(chain, positions)
+                last = machine.numbers[-1]
+            else:
+                self._paths.wait_until(self._has_heard)
 
     def _hear(self) -> None:
         machine, self._is_read = self._machine, False
@@ -136,17 +165,18 @@ class SnapshotTaker:
         if (stable := machine.stable()) is not None:
             for gate in self._gates:
                 self._paths.post(gate.make_stable, stable[gate.edge])
+            self._safe = machine.numbers[0]
             for part in (self._parts.files, self._parts.leases):
-                self._paths.post(part.safe, machine.numbers[0])
+                self._paths.post(part.safe, self._safe)
 
     def _take(self, chain: Chain, positions: Callable[[], Sequence[SplitPosition]]) -> None:
         machine, begun = self._machine, self._clock()
-        if not machine.is_news(self._counted(positions())):
+        if not (machine.is_news(self._counted(positions())) or self._parts.files.is_ahead):
             machine.postpone(begun)
             return
         self._paths.calls.enter()
-        if not chain.before_snapshot(self._paths.check, urgent=machine.is_urgent):
-            machine.postpone(begun)
+        self._is_deferred = not chain.before_snapshot(self._paths.check, urgent=machine.is_urgent)
+        if self._is_deferred:
             self._paths.calls.leave()
             return
         try:
@@ -201,3 +231,10 @@ class SnapshotTaker:
         """A snapshot would free what producers retain."""
         self._is_wanted = True
         self._paths.bell.ring()
+
+
+def _is_end(begun: TaskStateSnapshot) -> bool:
+    """Whether it was taken behind all that the task reads."""
+    channels = [channel.ended for channels in begun.taken.values() for channel in channels]
+    ends = channels or [split.done for split in begun.positions]
+    return bool(ends) and all(ends)

@@ -58,6 +58,7 @@ from minishuffle.runtime.resting import SourceRest
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
 from minishuffle.runtime.usererrors import describe_failure
 from minishuffle.wire.messages import ErrorInfo, WriteState
+from minishuffle.wire.packed import SplitPosition
 from minishuffle.worker.interpreter import compete
 from minishuffle.worker.reports.filereports import FileReports
 from minishuffle.worker.reports.outbox import Outbox
@@ -295,6 +296,7 @@ class Task:
         if self.snapshots is not None:
             self._begun = self.state_handover.take_snapshot()
             self.snapshots.begin(self._begun or TaskStateSnapshot())
+            self.files.secure_by(partial(self._secure, chain))
         try:
             produced = [] if program.source is None else [OperatorCounters(self.first_operator)]
             metrics = [
@@ -320,6 +322,8 @@ class Task:
                     self._run_gates(inputs, chain)
                 finally:
                     self._rows.leave(inputs.rows_left())
+            if any(operator.reports for operator in chain.operators):
+                self._secure(chain)
             self.paths.calls.enter()
             chain.finish(self.paths.check)
             self.counters.state_rows, self.counters.rows_done = 0, self._rows.taken
@@ -457,8 +461,15 @@ class Task:
     def _look_at_snapshots(self, chain: Chain) -> float:
         if self.snapshots is None:
             return math.inf
-        reader = self._reader
-        return self.snapshots.look(chain, list if reader is None else reader.snapshot)
+        return self.snapshots.look(chain, self._positions)
+
+    def _secure(self, chain: Chain) -> None:
+        """Have a snapshot of this moment safe, if it takes any and its source is open."""
+        if self.snapshots is not None and (self._reader is not None or self.gates):
+            self.snapshots.secure(chain, self._positions)
+
+    def _positions(self) -> list[SplitPosition]:
+        return [] if self._reader is None else self._reader.snapshot()
 
     def _leave_out(self, portion: Portion) -> None:
         """Count and report records of the source that it could not read."""
@@ -565,7 +576,7 @@ class Task:
         self.outbox.drain()
         taken: TaskStateSnapshot | str
         try:
-            taken = chain.snapshot([] if self._reader is None else self._reader.snapshot())
+            taken = chain.snapshot(self._positions())
         except UnserializableRecord as error:
             taken = f"its state cannot be written: {error}"
         if self._reader is None and not self.gates:

@@ -202,6 +202,15 @@ class Calls:
     def linger(self, ready: Callable[[], bool], seconds: float) -> None: ...
 
 
+@pytest.mark.parametrize("is_end", [True, False])
+def test_a_subtask_is_complete_behind_a_snapshot_that_is_behind_its_inputs(
+    is_end: bool, paths_of: Callable[..., TaskPaths]
+) -> None:
+    reports = FileReports(paths_of(), lambda file: None, {}, held=True, is_complete=True)
+    reports.restore(b"", is_end=is_end)
+    assert reports.is_complete == is_end
+
+
 def test_the_end_reports_what_is_held_and_names_the_last() -> None:
     heard: list[CompleteFile] = []
 
@@ -253,7 +262,8 @@ class SinkRestarts:
             held=True,
             is_complete=self.manifest.is_complete(0, 0),
         )
-        self.files.restore(pending)
+        self.files.restore(pending, is_end=self.taken == self.ROWS)
+        self.files.secure_by(self.secure)
         self.sink: FileSink = FileSink.__new__(FileSink)
         self.sink.__dict__.update(self.made.__dict__)
         self.sink.open(TaskContext("j1", "task", 0, 1, self.attempt, files=self.files))
@@ -283,15 +293,22 @@ class SinkRestarts:
                 assert isinstance(applied, FileCompleted)
                 self.files.acknowledge(applied.writer)
 
-    def snapshot(self) -> None:
-        """It is at the holder at once, and the only one there; the task hears of that later."""
-        if not self.sink.defers_snapshot(urgent=self.random.random() < 0.3):
+    def snapshot(self, *, kept: bool = False) -> None:
+        """It is at the holder at once, and the only one there; the task hears of that later. Unless it is
+        ``kept`` it may never arrive."""
+        if not self.sink.defers_snapshot(urgent=kept or self.random.random() < 0.3):
             self.sink.before_snapshot(nothing)
             self.number += 1
             pending = self.files.snapshot(self.number)
-            if self.random.random() < 0.8:
+            assert not self.files.is_ahead
+            if kept or self.random.random() < 0.8:
                 self.kept = {self.number: (self.taken, pending)}
                 self.safe_at.append(self.number)
+
+    def secure(self) -> None:
+        self.snapshot(kept=True)
+        while self.safe_at:
+            self.hear()
 
     def hear(self) -> None:
         if self.safe_at:
@@ -304,6 +321,10 @@ class SinkRestarts:
         if self.sink.deadline() == 0.0:
             self.sink.on_clock(0.0, nothing)
 
+    def stand(self) -> None:
+        """At a barrier: all that precedes it is listed."""
+        self.sink.on_barrier(nothing)
+
     def die(self) -> None:
         """Some of what was sent arrives all the same."""
         for _ in range(self.random.randint(0, 2)):
@@ -312,10 +333,15 @@ class SinkRestarts:
         self.begin()
 
     def run(self) -> None:
-        steps = [self.write] * 4 + [self.snapshot] * 2 + [self.hear] * 2 + [self.turn] * 2 + [self.die]
+        steps: list[Callable[[], None]] = [self.write] * 4 + [self.snapshot] * 2 + [self.hear] * 2
+        steps += [self.turn] * 2 + [self.die, self.stand]
         while True:
             self.random.choice(steps)()
             if self.taken == self.ROWS:
+                self.secure()
+                if self.random.random() < 0.2:
+                    self.die()
+                    continue
                 self.sink.finish(nothing)
                 self.sink.close()
                 if self.random.random() < 0.7:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from minishuffle.api.stream import Stream
@@ -143,3 +145,34 @@ async def test_a_keyed_count_is_right_whichever_task_is_lost(site: Site, lost: l
     for key, count in site.rows:
         last[key] = max(count, last.get(key, 0))
     assert last == Counter(row % KEYS for row in [*range(ROWS), *range(ROWS)])
+
+
+class FilesRecovery(Recovery):
+    """A coordinator that lists files, too."""
+
+    def lose(self, *keys: tuple[int, int]) -> None:
+        for operator, index in keys:
+            spec = self.specs[operator, index]
+            counts = Counter(
+                file.writer or file.attempt.attempt
+                for files in self.site.files.values()
+                for file in files
+                if file.attempt.subtask.key == (operator, index)
+            )
+            self.specs[operator, index] = spec.model_copy(update={"files": dict(counts)})
+        super().lose(*keys)
+
+
+@pytest.mark.parametrize("lost", [[(1, 0)], [(0, 1), (1, 0), (1, 1)]])
+async def test_files_have_each_row_once_whichever_task_is_lost(
+    site: Site, lost: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    recovery = FilesRecovery(site, Stream.source(Numbers()).rebalance().to_files(tmp_path, rows=1_000))
+    for _ in range(3):
+        await site.until(lambda: recovery.read(1, 0) > 2_000)
+        recovery.lose(*lost)
+    await site.finish()
+    recovery.close()
+    assert all(path.name[0] != "." for path in tmp_path.iterdir())
+    rows = pq.read_table(tmp_path)["value"].to_pylist()
+    assert sorted(rows) == sorted([*range(ROWS), *range(ROWS)])
