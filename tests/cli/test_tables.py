@@ -245,6 +245,20 @@ def test_a_job_says_how_old_its_last_durable_snapshot_is(
     assert text in shown and "went back to a snapshot as a whole: 2 times" in shown
 
 
+def test_a_job_shows_who_holds_snapshots_and_how_many_tasks_are_unprotected(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tables.show_job(JOB)
+    shown = capsys.readouterr().out
+    assert "held by" not in shown and "unprotected" not in shown
+    tasks = [TASK.model_copy(update={"holder": holder}) for holder in (7, 0)]
+    tables.show_job(JOB.model_copy(update={"tasks": tasks, "unprotected": 1}))
+    shown = capsys.readouterr().out
+    rows = [line.split() for line in shown.splitlines() if line.startswith("count[0]")]
+    assert "held by" in shown and [row[4] for row in rows] == ["7", "-"]
+    assert "unprotected: 1 task could not go on if the worker was lost now" in shown
+
+
 def test_exchanges_that_are_not_as_most_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     vertices = [
         VertexInfo(name=name, parallelism=1, operators=[], is_source=False, bounded=True, stream="", sink="")

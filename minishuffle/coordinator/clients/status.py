@@ -206,7 +206,7 @@ def _recoveries(job: Job) -> JobRecoveries:
         job.recoveries.unfinished,
         len(job.links.infos()),
         job.pause.phase == "paused",
-        len(job.holders.unprotected()),
+        0 if job.terminal else len(job.holders.unprotected()),
         job.cuts.info().taken_at,
         job.cuts.failed,
         job.fallback.count,

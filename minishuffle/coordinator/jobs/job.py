@@ -405,7 +405,7 @@ class Job:
             rows_in_flight=self.progress.losses().in_flight,
             state_rows_lost=self.progress.losses().state_rows,
             rows_again=self.progress.losses().again,
-            unprotected=len(self.holders.unprotected()),
+            unprotected=0 if self.terminal else len(self.holders.unprotected()),
             files_listed=self.progress.manifest.files,
             file_rows=self.progress.manifest.rows,
             task_states=dict(+self.subtasks.states),

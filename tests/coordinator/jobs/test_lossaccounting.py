@@ -548,3 +548,6 @@ def test_nothing_of_what_replays_is_lost() -> None:
     assert [made.totals(each).state_rows_lost for each in current] == [0, 0, 0]
     made.repeat(rows_received(record(1, 1, received(0, 30), received(1, 4)), {0}))
     assert made.losses(current).again == 30
+    current[2].counters.rows_again = 5
+    died.counters.rows_again = 2
+    assert made.losses(current).again == 30 + 5 + 2
