@@ -50,6 +50,7 @@ class Setup:
         segments: int = 512,
         direct: bool = True,
         borrowed: int = 0,
+        version: int = 0,
         **options: Any,
     ) -> None:
         self.network = NetworkBufferPool(segments, SEGMENT_BYTES)
@@ -76,7 +77,7 @@ class Setup:
             **options,
         )
         self.link = BareLink()
-        self.remotes = [self.remote(number) for number in range(remote)]
+        self.remotes = [self.remote(number, version) for number in range(remote)]
 
     def _wake(self) -> None:
         self.wakes += 1

@@ -5,11 +5,15 @@ One thread is producer, loop and task, and buffers come home as late as the test
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from minishuffle.errors import PeerLost, TaskFailed
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.channels import (
+    ChannelEvent,
     InputChannel,
     LocalAttachment,
     QueuedEvent,
@@ -19,6 +23,7 @@ from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import (
+    ROW_MAX,
     BufferFlags,
     CancelPartitionRequest,
     CancelReason,
@@ -30,6 +35,7 @@ from minishuffle.wire.frames import (
 from support.exchanges import EXCLUSIVE, FLOATING, SEGMENT_BYTES, Exchange, credit_of
 from support.frames import buffer_header
 from support.links import consumer_of
+from support.retained import VERSION, Producer
 
 # --- one after another ----------------------------------------------------------------------------
 
@@ -651,3 +657,56 @@ def _run(exchange: Exchange) -> None:
         exchange.settle()
         exchange.poll_all()
         exchange.give_back(99)
+
+
+# --- what is retained -----------------------------------------------------------------------------
+
+
+def test_a_retained_partition_has_ended_once_a_snapshot_covers_its_end(
+    make_setup: Callable[..., Any],
+) -> None:
+    """Until then its producer is attached, and what is stable is said to each attachment that answers."""
+    producer, events = Producer(), list[tuple[int, ChannelEvent]]()
+    setup = make_setup(tolerant=True, guaranteed=True)
+    channel = setup.gate.add_channel(0, lambda *event: events.append(event))
+    setup.request(channel, version=VERSION)
+    wire = setup.wire([producer.partition])
+    producer.write(["a" * 200])
+    producer.write(["b" * 200])
+    producer.partition.finish()
+    producer.attend()
+    wire.settle()
+    element = setup.gate.poll()
+    assert element is not None and setup.rows_of(element) == ["a" * 200]
+    oldest = setup.gate.taken()
+    assert setup.rows() == ["b" * 200] and setup.gate.finished
+    setup.gate.make_stable(oldest)
+    wire.settle()
+    assert events == [(1, ChannelEvent.ATTACH)] and producer.partition.stable() == [1]
+
+    channel.detach(PeerLost("the link broke"))
+    setup.gate.make_stable(setup.gate.taken())
+    assert setup.rows() == [] and events[1:] == [(1, ChannelEvent.FAIL), (1, ChannelEvent.DRAIN)]
+    assert producer.partition.stable() == [1] and producer.budget.used
+    setup.request(channel, 2, version=VERSION)
+    wire.settle()
+    assert producer.partition.stable() == [ROW_MAX], "it wants no row, written or not"
+    assert setup.rows() == [] and events[3:] == [(2, ChannelEvent.ATTACH), (2, ChannelEvent.END)]
+    wire.settle()
+    assert producer.budget.used == 0 and channel.attachment is None
+
+
+def test_what_is_stable_goes_out_before_its_channel_is_cancelled(make_setup: Callable[..., Any]) -> None:
+    producer = Producer()
+    setup = make_setup(tolerant=True, guaranteed=True)
+    setup.remote(0, version=VERSION)
+    wire = setup.wire([producer.partition])
+    producer.write(["a" * 200])
+    producer.partition.finish()
+    producer.attend()
+    wire.settle()
+    assert setup.rows() == ["a" * 200]
+    setup.gate.make_stable(setup.gate.taken())
+    setup.gate.close()
+    wire.settle()
+    assert producer.partition.stable() == [ROW_MAX] and producer.budget.used == 0

@@ -380,3 +380,77 @@ def test_event_time_waits_for_a_producer_that_moves_and_not_for_one_that_is_lost
     assert gate.valve.watermark == 7
     gone()
     assert gate.valve.watermark == 9, "it has not moved again"
+
+
+# --- no row may be missing ------------------------------------------------------------------------
+
+
+def test_event_time_waits_for_a_lost_producer_if_no_row_may_be_missing(make_setup: type[Setup]) -> None:
+    setup = make_setup(tolerant=True, guaranteed=True)
+    partitions = [setup.partition(number) for number in (0, 1, 0)]
+    channel, _ = setup.local(partitions[0]), setup.local(partitions[1])
+    for partition in partitions[:2]:
+        partition.broadcast_watermark(5, False)
+    assert setup.rows() == [] and setup.gate.valve.watermark == 5
+    channel.detach(PeerLost("reset by peer"))
+    partitions[1].broadcast_watermark(9, False)
+    assert setup.rows() == [] and setup.gate.valve.watermark == 5, "it has rows of these times"
+    channel.attach_local(partitions[2].subpartitions[0], 2, setup.handed_over.append, version=2)
+    partitions[2].broadcast_watermark(3, False)
+    assert setup.rows() == [] and setup.gate.valve.watermark == 5
+    partitions[2].broadcast_watermark(7, False)
+    assert setup.rows() == [] and setup.gate.valve.watermark == 7
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_a_gate_with_a_guarantee_fails_where_a_row_is_missing(
+    make_setup: type[Setup], version: int, at_the_end: bool
+) -> None:
+    setup = make_setup(remote=1, version=1, tolerant=True, guaranteed=True)
+    (channel,) = setup.remotes
+    setup.arrive(channel, setup.element([0, 1]), rows=2)
+    assert setup.rows() == [0, 1]
+    setup.request(channel, generation=2, version=version)
+    if at_the_end:
+        setup.arrive_event(channel, EventKind.END_OF_PARTITION, row=4)
+    else:
+        setup.arrive(channel, setup.element([4]), row=4)
+    with pytest.raises(
+        RemoteProtocolError, match="subtask 0 goes on with row 4 of edge 0, and 2 rows before"
+    ):
+        setup.rows()
+    setup.gate.close()
+
+
+def test_a_task_goes_on_in_each_channel_where_its_snapshot_says(make_setup: type[Setup]) -> None:
+    first = make_setup(remote=3, version=3, tolerant=True, guaranteed=True)
+    whole, half, _ = first.remotes
+    first.arrive(whole, first.element([0, 1]), rows=2)
+    first.arrive_event(whole, EventKind.END_OF_PARTITION, row=2)
+    first.arrive(half, first.element([0, 1, 2]), rows=3)
+    assert first.rows() == [0, 1, 0, 1, 2]
+    taken = first.gate.taken()
+    assert taken == [(0, 3, 2, True), (1, 3, 3, False), (2, 0, 0, False)]
+    first.arrive(half, first.element([3]))
+    first.gate.close()
+    assert not any(first.gate.rows_dropped().values()), "what was not taken is retained"
+
+    next_one = make_setup(remote=3, version=3, tolerant=True, guaranteed=True)
+    ended, known, begun = next_one.remotes
+    for channel in (ended, begun):
+        next_one.request(channel, generation=2, version=4)
+    next_one.gate.begin_at(taken)
+    assert next_one.gate.taken() == taken and not next_one.gate.finished
+    next_one.arrive(ended, next_one.element([1]), row=1)
+    next_one.arrive_event(ended, EventKind.END_OF_PARTITION, row=2)
+    next_one.arrive(known, next_one.element([2, 3]), rows=2, row=2)
+    next_one.arrive(begun, next_one.element([0]))
+    found = []
+    while (element := next_one.gate.poll()) is not None:
+        found += [(element.channel.producer, row) for row in next_one.rows_of(element)[element.skip :]]
+    assert sorted(found) == [(1, 3), (2, 0)]
+    for channel in (known, begun):
+        next_one.arrive_event(channel, EventKind.END_OF_PARTITION, row=channel.rows.next)
+    assert next_one.rows() == [] and next_one.gate.finished and next_one.gate.rows_again == 0
+    assert make_setup(remote=1).gate.taken() == [], "rows may be missing"

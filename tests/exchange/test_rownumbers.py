@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from itertools import pairwise
 
-from minishuffle.exchange.rownumbers import RowNumbers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from minishuffle.exchange.rownumbers import NO_VERSION, RetainedRowNumbers, RowNumbers
 from support.soak import examples
 
 
@@ -102,3 +105,127 @@ def test_each_row_of_a_version_is_given_out_once_and_in_order(
         of_it = [number for each, number in reader.given if each == version]
         assert len(of_it) + rows.missed <= rows.next and (not of_it or of_it[-1] < rows.next)
     assert reader.given == sorted(set(reader.given))
+
+
+# --- through versions -----------------------------------------------------------------------------
+
+
+class ThroughVersions(RuleBasedStateMachine):
+    """A channel whose producer begins versions, and whose consumer restarts at its snapshots.
+
+    ``stable`` is what the oldest snapshot covers of the version that there is, which begins before that.
+    """
+
+    @initialize()
+    def make(self) -> None:
+        self.rows = RetainedRowNumbers()
+        self.version, self.begins = 1, 0
+        self.snapshots = [(NO_VERSION, 0)]
+        self.taken: list[tuple[int, int]] = []
+        """Version and number of each row that was taken, by earlier attempts too."""
+        self.lengths = [0]
+        """Of ``taken``, in each snapshot."""
+        self.start = self.given = 0
+        self.at: int | None = None
+        """The row that comes next; None: nothing is attached."""
+        self.rows.attach(self.version)
+
+    @property
+    def stable(self) -> int:
+        version, row = self.snapshots[0]
+        return row if version == self.version else self.begins
+
+    @rule(back=st.integers(0, 9))
+    def attach(self, back: int) -> None:
+        """It begins with a row that is wanted, or before."""
+        wanted = self.rows.wanted(self.version)
+        row = max(self.stable, (wanted or self.stable) - back)
+        self.rows.attach(self.version)
+        assert self.rows.begin(row) == (0, 0) and self.rows.version == self.version
+        self.at = row
+
+    @rule(size=st.integers(0, 6))
+    def take(self, size: int) -> None:
+        if self.at is None:
+            return
+        skip = self.rows.take(size)
+        numbers = range(self.at + skip, self.at + size)
+        self.taken += [(self.version, number) for number in numbers]
+        self.given += len(numbers)
+        self.at += size
+        assert self.rows.at == self.at
+
+    @rule(half=st.integers(0, 3))
+    def detach(self, half: int) -> None:
+        self.rows.detach(half)
+        self.at = None
+
+    @rule(back=st.integers(0, 9))
+    def begin_version(self, back: int) -> None:
+        """The producer goes on at a snapshot of its own, which serves the consumer's oldest."""
+        self.begins = max(0, self.stable - back)
+        self.version += 1
+        self.detach(0)
+        self.rows.attach(self.version)
+
+    @rule(drops=st.booleans())
+    def take_snapshot(self, drops: bool) -> None:
+        self.snapshots.append((self.rows.version, self.rows.next))
+        self.lengths.append(len(self.taken))
+        if drops:
+            del self.snapshots[0], self.lengths[0]
+
+    @rule()
+    def restart(self) -> None:
+        (version, row), length = self.snapshots[0], self.lengths[0]
+        del self.snapshots[1:], self.lengths[1:], self.taken[length:]
+        self.rows = RetainedRowNumbers()
+        self.rows.restore(version, row)
+        self.rows.attach(self.version)
+        self.start, self.given, self.at = row, 0, None
+
+    @invariant()
+    def is_right(self) -> None:
+        if not hasattr(self, "rows"):
+            return
+        rows = self.rows
+        assert self.begins <= self.stable <= max(rows.next, self.begins) and rows.version <= self.version
+        assert self.stable <= rows.next or rows.version < self.version
+        assert self.given == rows.next - self.start + rows.again
+        assert {number for _, number in self.taken} >= set(range(rows.next)), "each row at least once"
+        assert all(
+            number == last + 1 if version == before else version > before and number <= last + 1
+            for (before, last), (version, number) in pairwise(self.taken)
+        )
+        assert (rows.missed, rows.lost) == (0, 0)
+
+
+TestThroughVersions = ThroughVersions.TestCase
+TestThroughVersions.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+
+
+def test_a_version_takes_the_place_of_what_was_taken_beyond_its_beginning() -> None:
+    rows = RetainedRowNumbers()
+    rows.restore(1, 10)
+    rows.attach(2)
+    assert (rows.version, rows.next, rows.wanted(2)) == (1, 10, 0), "nothing of it was taken yet"
+    assert rows.begin(6) == (0, 0) and (rows.version, rows.next, rows.again) == (2, 6, 4)
+    assert (rows.take(3), rows.next) == (0, 9)
+    rows.attach(2)
+    assert rows.begin(7) == (0, 0) and (rows.take(4), rows.next, rows.again) == (2, 11, 4)
+
+
+def test_a_row_that_is_missing_is_said() -> None:
+    rows = RetainedRowNumbers()
+    rows.restore(1, 10)
+    rows.attach(1)
+    assert rows.begin(13) == (3, 0)
+
+
+def test_rows_of_a_new_version_are_left_out_once_the_end_has_come() -> None:
+    rows = RetainedRowNumbers()
+    rows.restore(1, 10)
+    rows.finish()
+    rows.attach(2)
+    assert rows.begin(6) == (0, 0) and rows.take(9) == 9
+    assert (rows.version, rows.next, rows.again) == (1, 10, 0)
