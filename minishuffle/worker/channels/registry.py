@@ -52,7 +52,8 @@ __all__ = [
 #   replaces an older one (Flink: ``CachedChannelProvider`` of ByteDance's single task recovery);
 # - *down* when the task has read all delivered data: it waits for the coordinator to name an attempt, or
 #   for the time to request the same one again;
-# - *ended* when the task has read the end of the partition, even if its link broke later. It stays so if the
+# - *ended* when the task has read the end of the partition, even if its link broke later. If the partition is
+#   retained, it is so once snapshots of the task cover the end, and attached before. It stays so if the
 #   producer runs again for other consumers: the coordinator tells its next attempt that this consumer has
 #   ended.
 #
