@@ -29,7 +29,7 @@ class ChannelRows(NamedTuple):
     producer: int
     """Index of the producer subtask."""
     version: int
-    """Of the rows that were taken last."""
+    """The version of the rows that were taken last."""
     row: int
     """Rows below were taken."""
     ended: bool = False
