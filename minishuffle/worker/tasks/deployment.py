@@ -44,7 +44,7 @@ class Deployment:
         self.services = services
         self.attempts: dict[AttemptId, Attempt] = {}
         self.holders: dict[AttemptId, SnapshotHolder] = {}
-        """Those of snapshots of tasks on other workers: no report and no count of rows has them."""
+        """Holders of snapshots of tasks on other workers; no report and no count of rows has them."""
         self.spools: dict[AttemptId, Spool] = {}
         """Also of jobs that have ended: see :meth:`drop_spools`."""
         self.local_bytes = 0

@@ -66,8 +66,8 @@ def cannot_hold(holder: AttemptId, error: Exception) -> SnapshotsHeld:
 class SnapshotHolder:
     """Holds the snapshots of one task; its thread runs from the beginning to :meth:`release`.
 
-    Invariants: all snapshots that are kept were sent by one attempt of the task, the latest that the
-    coordinator has named, or it has begun with them; none is given up before this attempt says so.
+    Invariants: the latest attempt of the task that the coordinator has named has sent every snapshot that is
+    kept, or has begun with it; none is given up before this attempt says so.
 
     Args:
         id: of the holder, see :func:`~minishuffle.ids.holder_operator`.
@@ -236,8 +236,8 @@ class SnapshotHolder:
             self._kept.pop(number).release(False)
 
     def fence(self, attempt: int) -> None:
-        """The coordinator has named that attempt of the task, and earlier ones send no more. It begins with
-        the oldest snapshot here, or with that of the holder before this one, if this one has not had all."""
+        """The coordinator has named that attempt of the task, and earlier ones send no more. The attempt
+        begins with the oldest snapshot here; if not all were here yet, with one of the holder before."""
         if attempt > self._attempt:
             self._attempt = attempt
             begun = self._kept.pop(min(self._kept)) if self._has_all and self._kept else None
