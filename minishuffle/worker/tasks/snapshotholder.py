@@ -161,12 +161,12 @@ class SnapshotHolder:
     def _take_whole(self, marker: SnapshotMarker) -> BlockingPartition | None:
         """The snapshot that ends with that marker; None if it marks none, or not all of one has come."""
         coming, self._coming = self._coming, None
-        if marker.number != BEGUN and coming is None:
-            coming = self._make_partition()
         if coming is None:
-            return None
+            if marker.elements or marker.number == BEGUN:
+                return None
+            coming = self._make_partition()
         (subpartition,) = coming.subpartitions
-        if marker.number == BEGUN or len(subpartition.log.elements) != marker.elements:
+        if len(subpartition.log.elements) != marker.elements:
             coming.release(False)
             return None
         coming.finish()

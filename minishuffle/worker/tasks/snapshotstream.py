@@ -40,9 +40,10 @@ _HOLDER: Final = 0
 
 
 class SnapshotMarker(NamedTuple):
-    """The end of a snapshot, unless ``number`` is :data:`BEGUN`, and which ones are to be kept behind it."""
+    """The end of a snapshot, if it has ``elements``, and which ones are to be kept behind it."""
 
     number: int
+    """Of a snapshot that an attempt has taken, or :data:`BEGUN`."""
     elements: int
     """The number of elements of the snapshot, which come right before the marker."""
     keep: tuple[int, ...]
@@ -93,7 +94,8 @@ class SnapshotWriter:
         """Markers that were not acknowledged: the row behind each, and the numbers that are in it."""
 
     def write(self, number: int, elements: Iterable[list[Part]], keep: Sequence[int]) -> None:
-        """(Task.) Send a snapshot; it and those to be kept with it are in ``keep``.
+        """(Task.) Send a snapshot; it and those to be kept with it are in ``keep``. What the attempt has
+        begun with, :data:`BEGUN`, is sent first if it was read from another holder.
 
         Raises:
             UsageError: a row of it is longer than an element may be; nobody takes what was sent for whole.

@@ -41,7 +41,7 @@ def elements(text: str, count: int = 3) -> list[list[Part]]:
 class SnapshotTask:
     """The task's end of a stream."""
 
-    def __init__(self, site: Site, attempt: int = 1) -> None:
+    def __init__(self, site: Site, attempt: int = 1, holder: int = 0) -> None:
         self.attempt = attempt
         self.said: list[Any] = []
         """What was acknowledged: numbers, with those that are kept; or that there is another holder."""
@@ -72,7 +72,7 @@ class SnapshotTask:
             ),
             lambda number, keep: self.said.append((number, list(keep))),
             lambda: self.said.append("another holder"),
-            holder=0,
+            holder,
         )
 
     def write(self, number: int, keep: list[int], count: int = 3) -> None:
@@ -96,8 +96,8 @@ class Held:
         self.generation = 0
         return self.site.deployment.holders[key]
 
-    def task(self, attempt: int = 1) -> SnapshotTask:
-        self.tasks.append(SnapshotTask(self.site, attempt))
+    def task(self, attempt: int = 1, holder: int = 0) -> SnapshotTask:
+        self.tasks.append(SnapshotTask(self.site, attempt, holder))
         return self.tasks[-1]
 
     def attach(self, holder: SnapshotHolder, task: SnapshotTask) -> None:
@@ -268,6 +268,18 @@ async def test_an_attempt_that_begins_elsewhere_is_not_held_by_one_that_has_not_
     await site.until(lambda: task.said == [(1, [0, 1])])
     held.fence(holder, 2)
     assert await held.read(holder) == "" and not site.held
+
+
+async def test_another_holder_has_all_once_it_has_what_the_attempt_has_begun_with(
+    site: Site, held: Held
+) -> None:
+    holder, task = held.start(2, task_attempt=2), held.task(2, holder=2)
+    held.attach(holder, task)
+    task.write(0, [0])
+    await site.until(lambda: task.said == [(0, [0])])
+    assert site.held == [SnapshotsHeld(attempt=holder.id)]
+    held.fence(holder, 3)
+    assert await held.read(holder, 3) == "2:0 2:0 2:0"
 
 
 async def test_snapshots_beyond_the_memory_lie_on_disk(
