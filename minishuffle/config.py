@@ -128,8 +128,9 @@ class ClusterSettings(BaseSettings):
     """What a worker retains of rows that were sent, until snapshots of their consumers cover them: a quarter
     of it in memory, the rest on disk. Beyond it tasks wait; at half of it snapshots are taken."""
     snapshot_memory_bytes: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """What a worker keeps in memory of the snapshots that it holds for tasks of other workers; the rest lies
-    on its disk. ``auto``: a quarter of the machine's memory, at most 1 GiB."""
+    """What a worker keeps in memory of the snapshots that it holds for tasks of other workers, and of copies
+    of those that its own tasks have sent; the rest lies on its disk. ``auto``: a quarter of the machine's
+    memory, at most 1 GiB."""
     web_auth: Literal["auto", "open", "token"] = "auto"
     """Who may read from the web ports, of metrics, REST and service discovery: everybody who reaches them, or
     who shows a token; ``auto``: everybody where the port is on loopback. Changes always take the token, and

@@ -34,7 +34,7 @@ from minishuffle.exchange.retention import RetainedBytes, RetainedStore
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.exchange.spool import Spool
 from minishuffle.exchange.wholebatches import WholeBatches
-from minishuffle.ids import AttemptId, PartitionId, snapshot_edge, state_edge
+from minishuffle.ids import FIRST_ATTEMPT, AttemptId, PartitionId, snapshot_edge, state_edge
 from minishuffle.operators.base import CompleteFile
 from minishuffle.plan.graph import JobSettings
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
@@ -136,7 +136,7 @@ class WorkerServices:
     retained: RetainedBytes = field(init=False)
     """Budget of retained partitions."""
     snapshots: ByteBudget = field(init=False)
-    """Budget of the memory for snapshots of tasks on other workers."""
+    """Budget of the memory for snapshots of tasks on other workers, and copies of those of its own tasks."""
     disk: DiskThreads = field(init=False)
     place: StorePlace = field(init=False)
 
@@ -355,12 +355,14 @@ class Attempt:
             self.gates,
             self.partitions,
             self._snapshot_stream,
+            self._snapshot_store,
             parts=parts,
             wall=self._services.wall,
             clock=self._services.clock,
             settings=self.settings,
             holder=spec.holder,
-            is_held=spec.holder > 0 and spec.state_attempt in (0, spec.holder),
+            is_held=spec.holder <= FIRST_ATTEMPT or spec.state_attempt == spec.holder,
+            is_restored=spec.restoration is not None,
         )
 
     def _snapshot_stream(
@@ -385,6 +387,10 @@ class Attempt:
             fenced=fenced,
             on_stable=on_stable,
         )
+
+    def _snapshot_store(self) -> ElementStore:
+        services = self._services
+        return ElementStore(f"a snapshot of {self._where()}", services.place, memory=services.snapshots)
 
     def _retained_store(self, partition_id: PartitionId, keep_bytes: int) -> RetainedStore:
         owner = f"what partition {partition_id} at {self._where()} retains"
@@ -609,6 +615,8 @@ class Attempt:
         self.close()
         for partition in self._written():
             partition.release(self._writes)
+        if self.task.snapshots is not None:
+            self.task.snapshots.writer.forget()
         for pool in self.pools.values():
             pool.destroy()
 

@@ -55,7 +55,8 @@ class LocalSnapshots:
         interval: seconds between two snapshots.
         cost_max: the greatest part of its time for which a task takes snapshots.
         now: seconds, on the clock of every other ``now``.
-        is_held: whether there is a holder, and it has ``begun``.
+        is_held: whether there is a holder, and it has ``begun``. The first one that comes later hears of all
+            that is kept, too.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class LocalSnapshots:
 
     def due(self) -> float:
         """When the next one is to be taken; inf: not before the holder has said something."""
-        if not self._has_holder or not self._kept[-1].safe:
+        if not self._kept[-1].safe:
             return math.inf
         pause = self._cost if self._hurries else max(self._interval, self._cost / self._cost_max)
         return self._looked_at + pause
@@ -140,7 +141,7 @@ class LocalSnapshots:
         Number 0 adds none."""
         for each in self._kept:
             each.safe = each.safe or each.number <= number
-        self._oldest_held = max(kept[0], self._oldest_held)
+        self._oldest_held, self._has_holder = max(kept[0], self._oldest_held), True
 
     def advance(self, stable: Mapping[int, Sequence[int]]) -> bool:
         """The consumers have said which rows of each edge they will not ask for any more. Whether there is
@@ -151,6 +152,13 @@ class LocalSnapshots:
                 del self._kept[:at]
                 return True
         return False
+
+    def renew_holder(self) -> None:
+        """Another holder has none of them, and all are sent to it."""
+        for each in self._kept:
+            each.safe = False
+        self._oldest_held = self._lost = _BEGUN - 1
+        self._has_holder = True
 
     def change_holder(self) -> None:
         """Another holder has none of them. A next attempt could go on from none until one serves all

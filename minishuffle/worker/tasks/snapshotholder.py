@@ -100,7 +100,8 @@ class SnapshotHolder:
         self._kept = {BEGUN: self._nothing} if id.attempt == FIRST_ATTEMPT else dict[int, BlockingPartition]()
         """By number. The first holder of a task has what the task begins with, which is nothing."""
         self._has_all = bool(self._kept)
-        """It has had all snapshots that are to be kept, and so has ever since."""
+        """It has had all snapshots that are to be kept, and so has ever since. It says so once these are
+        snapshots: a task may begin with the state of a savepoint, which is not here."""
         self._has_said_so = False
         # The thread's.
         self._coming: BlockingPartition | None = None
@@ -162,11 +163,9 @@ class SnapshotHolder:
         """The snapshot that ends with that marker; None if it marks none, or not all of one has come."""
         coming, self._coming = self._coming, None
         if coming is None:
-            if marker.elements or marker.number == BEGUN:
-                return None
             coming = self._make_partition()
         (subpartition,) = coming.subpartitions
-        if len(subpartition.log.elements) != marker.elements:
+        if not marker.ends_one or len(subpartition.log.elements) != marker.elements:
             coming.release(False)
             return None
         coming.finish()
@@ -227,7 +226,8 @@ class SnapshotHolder:
         self.channel.make_stable(ChannelRows(self._partition_id.producer, attempt, end))
         if marker.holder == self.id.attempt and self._kept.keys() == set(marker.keep):
             self._has_all = True
-        if self._has_all and not self._has_said_so:
+        has_begun = self._kept.get(BEGUN) is not self._nothing
+        if self._has_all and has_begun and not self._has_said_so:
             self._has_said_so = True
             self._services.snapshots_held(SnapshotsHeld(attempt=self.id))
 

@@ -9,6 +9,9 @@ stable. What was not acknowledged is retained, so a holder whose link was broken
 another one reads all that no holder had. It may read some of what the one before had, too, and the rest of a
 snapshot, which is too short by its marker: a marker says for which holder it was written.
 
+The task has a copy of each snapshot that is to be kept, and sends all of them again when another holder is
+named: it need not wait until its consumers are behind a new one.
+
 The stream has no end: a task that has finished may have to run again from what its holder has.
 
 Numbers count the snapshots of one attempt from 1; :data:`BEGUN` is what the attempt has begun with.
@@ -22,8 +25,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from minishuffle.counters import TaskCounters
+from minishuffle.errors import ResourceExhausted
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.elements import AssemblyBudget, ElementFormat, Part, with_header
+from minishuffle.exchange.elementstore import ElementLog, ElementStore
 from minishuffle.exchange.retained import RetainedPartition
 from minishuffle.ids import FIRST_ATTEMPT, PartitionId
 from minishuffle.worker.tasks.handoff import TaskPaths
@@ -33,6 +38,8 @@ __all__ = ["BEGUN", "Arrival", "SnapshotMarker", "SnapshotStreamInput", "Snapsho
 
 BEGUN: Final = 0
 """The number of what an attempt has begun with: nothing, or the snapshot of the attempt before."""
+_NONE: Final = (1 << 64) - 1
+"""The number in a marker that ends no snapshot."""
 _MARKER: Final = struct.Struct(">QIII")
 """Number, elements, holder, and how many numbers follow, of 8 bytes each."""
 _HOLDER: Final = 0
@@ -40,15 +47,19 @@ _HOLDER: Final = 0
 
 
 class SnapshotMarker(NamedTuple):
-    """The end of a snapshot, if it has ``elements``, and which ones are to be kept behind it."""
+    """The end of a snapshot, unless ``number`` says that it ends none, and which ones are to be kept."""
 
     number: int
-    """Of a snapshot that an attempt has taken, or :data:`BEGUN`."""
     elements: int
     """The number of elements of the snapshot, which come right before the marker."""
     keep: tuple[int, ...]
     holder: int
     """The number of the holder, among those of the task, that was named last."""
+
+    @property
+    def ends_one(self) -> bool:
+        """Whether a snapshot comes before it."""
+        return self.number != _NONE
 
     def pack(self) -> bytes:
         count = len(self.keep)
@@ -72,47 +83,89 @@ class SnapshotWriter:
     Args:
         make_partition: makes the partition, which calls the first of these two on the loop when rows of it
             have become stable, and the second with the number of another holder that is named.
+        make_store: makes the store of the task's copy of a snapshot.
         held: called on the loop with the number and the numbers to keep of each marker that the holder has
-            acknowledged, in order.
+            acknowledged, in order; the number is :data:`BEGUN` if it ends no snapshot.
         holder_changed: called on the loop when another holder is named, which has nothing of what was
-            acknowledged before.
+            acknowledged before: see :meth:`send_again`.
         holder: the number of the holder, among those of the task; 0: none was named yet.
     """
 
     def __init__(
         self,
         make_partition: Callable[[Callable[[], None], Callable[[int], None]], RetainedPartition],
+        make_store: Callable[[], ElementStore],
         held: Callable[[int, Sequence[int]], None],
         holder_changed: Callable[[], None],
         holder: int,
     ) -> None:
         self.partition = make_partition(self._acknowledged, self._on_fenced)
         self._held, self._holder_changed = held, holder_changed
-        self._holder = max(holder, FIRST_ATTEMPT)
+        self._make_store = make_store
+        self._holder = self._named = max(holder, FIRST_ATTEMPT)
+        """The holder that markers are written for, and (loop) the one that was named last."""
+        self._copies: dict[int, ElementLog] = {}
+        """By number, of snapshots that are to be kept."""
         self._rows = 0
-        self._markers: deque[tuple[int, int, Sequence[int]]] = deque()
-        """Markers that were not acknowledged: the row behind each, and the numbers that are in it."""
+        self._markers: deque[tuple[int, SnapshotMarker]] = deque()
+        """Markers that were not acknowledged, and the row behind each."""
+
+    def begin(self, elements: Iterable[list[Part]]) -> None:
+        """(Task.) What the attempt begins with: its holder has that, and another one may need it."""
+        log = self._copies[BEGUN] = ElementLog(self._make_store())
+        for element in elements:
+            self._copy(BEGUN, log, element)
 
     def write(self, number: int, elements: Iterable[list[Part]], keep: Sequence[int]) -> None:
-        """(Task.) Send a snapshot; it and those to be kept with it are in ``keep``. What the attempt has
-        begun with, :data:`BEGUN`, is sent first if it was read from another holder.
+        """(Task.) Send a snapshot; it and those to be kept with it are in ``keep``.
 
         Raises:
             UsageError: a row of it is longer than an element may be; nobody takes what was sent for whole.
         """
-        count = 0
+        log, count = ElementLog(self._make_store()), 0
+        self._copies[number] = log
         for element in elements:
             self._write(element)
+            self._copy(number, log, element)
             count += 1
-        self._mark(SnapshotMarker(number, count, tuple(keep), self._holder))
+        self._mark(number, count, keep)
 
     def keep(self, numbers: Sequence[int]) -> None:
         """(Task.) The holder need not keep others than these any more."""
-        self._mark(SnapshotMarker(BEGUN, 0, tuple(numbers), self._holder))
+        self._mark(_NONE, 0, numbers)
 
-    def _mark(self, marker: SnapshotMarker) -> None:
+    def send_again(self, numbers: Sequence[int]) -> bool:
+        """(Task.) Another holder was named: send those snapshots to it. False: there is no copy of one of
+        them, and nothing was sent."""
+        self._holder = self._named
+        if any(number not in self._copies for number in numbers):
+            return False
+        for at, number in enumerate(numbers, 1):
+            log = self._copies[number]
+            for place in range(len(log.elements)):
+                self._write([log.read(place)])
+            self._mark(number, len(log.elements), numbers[:at], drop=False)
+        return True
+
+    def forget(self) -> None:
+        """Copies are needed no more."""
+        for number in list(self._copies):
+            self._copies.pop(number).store.forget()
+
+    def _copy(self, number: int, log: ElementLog, element: list[Part]) -> None:
+        """There is no copy of a snapshot that neither memory nor disk has room for."""
+        if self._copies.get(number) is log:
+            try:
+                log.append(1, element)
+            except ResourceExhausted:
+                self._copies.pop(number).store.forget()
+
+    def _mark(self, number: int, count: int, keep: Sequence[int], *, drop: bool = True) -> None:
+        for each in [each for each in self._copies if drop and each not in keep]:
+            self._copies.pop(each).store.forget()
+        marker = SnapshotMarker(number, count, tuple(keep), self._holder)
         element = with_header(1, ElementFormat.SNAPSHOT, [marker.pack()])
-        self._markers.append((self._rows + 1, marker.number, marker.keep))  # before it can be acknowledged
+        self._markers.append((self._rows + 1, marker))  # before it can be acknowledged
         self._write(element)
 
     def _write(self, element: list[Part]) -> None:
@@ -121,15 +174,17 @@ class SnapshotWriter:
 
     def _on_fenced(self, holder: int) -> None:
         """(Loop.) That holder is named."""
-        self._holder = holder
+        self._named = holder
         self._holder_changed()
 
     def _acknowledged(self) -> None:
-        """(Loop.) Rows of the partition have become stable."""
+        """(Loop.) Rows of the partition have become stable. Markers for a holder before may speak of
+        snapshots that this one does not have yet."""
         (stable,) = self.partition.stable()
         while self._markers and self._markers[0][0] <= stable:
-            _, number, keep = self._markers.popleft()
-            self._held(number, keep)
+            _, marker = self._markers.popleft()
+            if marker.holder == self._named:
+                self._held(marker.number if marker.ends_one else BEGUN, marker.keep)
 
 
 # --- holder -----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from minishuffle.errors import UnserializableRecord, WrongResult
+from minishuffle.exchange.elementstore import ElementStore
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.retained import RetainedPartition
@@ -49,10 +50,11 @@ class SnapshotTaker:
 
     Args:
         partitions: that the task writes, by edge, once it begins.
-        make_partition: makes that of the stream to the holder: see :class:`SnapshotWriter`.
+        make_partition, make_store: those of the stream to the holder: see :class:`SnapshotWriter`.
         holder: the number of the first holder; 0: there is none so far.
         wall: the cluster's time.
-        is_held: whether it has what the attempt begins with.
+        is_held: whether it has what the attempt begins with, or there has been no holder.
+        is_restored: the task may begin with the state of a savepoint.
         clock: seconds, of any origin.
     """
 
@@ -62,19 +64,21 @@ class SnapshotTaker:
         gates: Sequence[InputGate],
         partitions: Mapping[int, ResultPartition],
         make_partition: Callable[[Callable[[], None], Callable[[int], None]], RetainedPartition],
+        make_store: Callable[[], ElementStore],
         *,
         parts: SnapshotParts,
         wall: Callable[[], float],
         settings: JobSettings,
         holder: int,
         is_held: bool,
+        is_restored: bool,
         clock: Callable[[], float],
     ) -> None:
         self._paths, self._gates, self._partitions = paths, gates, partitions
         self._retained: dict[int, RetainedPartition] = {}
         self._parts, self._settings, self._wall, self._clock = parts, settings, wall, clock
-        self._holder, self._is_held = holder, is_held
-        self.writer = SnapshotWriter(make_partition, self._held, self._holder_changed, holder)
+        self._holder, self._is_held, self._is_restored = holder, is_held, is_restored
+        self.writer = SnapshotWriter(make_partition, make_store, self._held, self._holder_changed, holder)
         self._said: deque[tuple[int, Sequence[int]]] = deque()
         """Acknowledgements of the holder, or _NEW_HOLDER; the loop adds, the thread takes."""
         self._safe = 0
@@ -103,10 +107,12 @@ class SnapshotTaker:
             interval=self._settings.snapshot_interval,
             cost_max=self._settings.snapshot_cost_max,
             now=self._clock(),
-            is_held=self._is_held,
+            is_held=self._holder > 0,
         )
-        if self._holder and not self._is_held:
-            self._machine.change_holder()
+        if begun != TaskStateSnapshot() or not self._is_restored:
+            self.writer.begin(pack_state(begun))
+        if not self._is_held:
+            self._change_holder()
 
     def look(self, chain: Chain, positions: Callable[[], Sequence[SplitPosition]]) -> float:
         """(Between two elements.) Hear what was said, and take a snapshot if one is due; gives in how many
@@ -154,7 +160,7 @@ class SnapshotTaker:
         while self._said:
             number, kept = self._said.popleft()
             if number == _NEW_HOLDER:
-                machine.change_holder()
+                self._change_holder()
             else:
                 machine.hold(number, kept)
         if self._is_wanted:
@@ -168,6 +174,13 @@ class SnapshotTaker:
             self._safe = machine.numbers[0]
             for part in (self._parts.files, self._parts.leases):
                 self._paths.post(part.safe, self._safe)
+
+    def _change_holder(self) -> None:
+        """Another holder begins with all that is kept, or with the next one."""
+        if self.writer.send_again(self._machine.numbers):
+            self._machine.renew_holder()
+        else:
+            self._machine.change_holder()
 
     def _take(self, chain: Chain, positions: Callable[[], Sequence[SplitPosition]]) -> None:
         machine, begun = self._machine, self._clock()

@@ -69,9 +69,8 @@ def test_a_task_that_has_done_nothing_takes_none() -> None:
     assert machine.due() == 2.0 and not machine.is_urgent, "it would free nothing"
 
 
-def test_without_a_holder_none_is_due_and_the_first_of_a_new_one_is_due_at_once() -> None:
-    machine = snapshots(is_held=False)
-    assert machine.due() == math.inf and not machine.is_protected
+def test_without_copies_a_new_holder_gets_the_next_one_at_once() -> None:
+    machine = snapshots()
     machine.change_holder()
     assert machine.due() == -math.inf and not machine.is_protected
     take(machine, counted(3, 5), 7.0, 7.0)
@@ -83,6 +82,32 @@ def test_without_a_holder_none_is_due_and_the_first_of_a_new_one_is_due_at_once(
     machine.hold(0, [1])
     assert machine.is_protected
     assert machine.stable() == counted(3).taken
+
+
+def test_a_new_holder_to_which_all_are_sent_again_protects_as_they_arrive() -> None:
+    machine = snapshots()
+    take(machine, counted(3, 5), 1.0, 1.0)
+    machine.hold(1, [0, 1])
+    take(machine, counted(6, 7), 2.0, 2.0)
+    assert machine.advance({EDGE: [6]}) and machine.numbers == [1, 2]
+    machine.renew_holder()
+    assert machine.due() == math.inf and not machine.is_protected and machine.stable() is None
+    machine.hold(1, [1])
+    assert machine.is_protected and machine.stable() == counted(3).taken
+    assert not machine.advance({EDGE: [7]}), "the holder does not have the second"
+    machine.hold(2, [1, 2])
+    assert machine.advance({EDGE: [7]}) and math.isfinite(machine.due())
+
+
+def test_before_there_is_a_holder_one_is_taken_for_it() -> None:
+    machine = snapshots(is_held=False)
+    assert machine.due() == 1.0 and not machine.has_holder and not machine.is_protected
+    take(machine, counted(3, 5), 1.0, 1.0)
+    assert machine.due() == math.inf
+    machine.hold(1, [0, 1])
+    assert machine.has_holder and machine.advance({EDGE: [5]})
+    machine.hold(0, [1])
+    assert machine.is_protected
 
 
 # --- which are kept ---------------------------------------------------------------------------------------
@@ -138,6 +163,7 @@ class Subtask:
         self.version, self.first, self.stable = version, self.written, self.written
         self.holder = holder
         self.machine = LocalSnapshots(begun, interval=1.0, cost_max=0.1, now=0.0)
+        self.copies = {0: begun}
         self.told: deque[ChannelRows] = deque()
         """Under way to its producer."""
 
@@ -198,7 +224,9 @@ class Deaths(RuleBasedStateMachine):
         task = self.tasks[number]
         if task.machine.due() < math.inf and task.machine.is_news(task.counted()):
             taken = task.counted()
-            task.holder.heard.append((take(task.machine, taken, 0.0, 0.0), taken, task.machine.numbers))
+            number_taken = take(task.machine, taken, 0.0, 0.0)
+            task.copies[number_taken] = taken
+            task.holder.heard.append((number_taken, taken, task.machine.numbers))
         for _ in range(steps):
             if task.holder.said:
                 task.machine.hold(*task.holder.said.popleft())
@@ -235,6 +263,17 @@ class Deaths(RuleBasedStateMachine):
         task = self.tasks[number]
         task.holder = Holder({})
         task.machine.change_holder()
+
+    @rule(number=st.integers(0, 2))
+    def replace_holder(self, number: int) -> None:
+        """The task sends again whatever it keeps, unless it has lost what it began with."""
+        task, numbers = self.tasks[number], self.tasks[number].machine.numbers
+        if numbers[0] == 0 and not task.machine.is_protected:
+            return
+        task.holder = Holder({})
+        task.machine.renew_holder()
+        for at, each in enumerate(numbers, 1):
+            task.holder.heard.append((each, task.copies[each], numbers[:at]))
 
     @invariant()
     def what_is_kept_serves_everybody(self) -> None:

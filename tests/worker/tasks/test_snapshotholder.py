@@ -70,6 +70,7 @@ class SnapshotTask:
                 fenced=fenced,
                 on_stable=stable,
             ),
+            lambda: ElementStore("copies", services.place, memory_bytes=1 << 20),
             lambda number, keep: self.said.append((number, list(keep))),
             lambda: self.said.append("another holder"),
             holder,
@@ -166,10 +167,10 @@ async def test_the_oldest_snapshot_is_read_and_the_others_are_given_up(site: Sit
     task.write(1, [0, 1])
     task.write(2, [0, 1, 2])
     await site.until(lambda: task.said == [(1, [0, 1]), (2, [0, 1, 2])])
-    assert site.held == [SnapshotsHeld(attempt=holder.id)]
-    assert await held.read(holder) == "", "what the task has begun with"
+    assert not site.held and await held.read(holder) == "", "what the task has begun with"
     task.writer.keep([1, 2])
     await site.until(lambda: task.said[2:] == [(0, [1, 2])])
+    assert site.held == [SnapshotsHeld(attempt=holder.id)]
     assert await held.read(holder) == "1:1 1:1 1:1"
     task.write(3, [2, 3])
     await site.until(lambda: task.said[3:] == [(3, [2, 3])])
@@ -250,12 +251,17 @@ async def test_another_holder_has_nothing_of_what_was_acknowledged(site: Site, h
     second = held.start(2)
     held.attach(second, task)
     task.write(3, [0, 3])
-    await site.until(lambda: task.said[3:] == ["another holder", (3, [0, 3])])
+    await site.until(lambda: task.writer.partition.stable() == task.writer.partition.written())
+    assert task.said[3:] == ["another holder"], "the task has yet to hear of it"
     assert await held.read(first) == "1:1 1:1 1:1", "it stays until it is released"
     assert [each.attempt for each in site.held] == [first.id], "though the second may have the first snapshot"
-    task.writer.keep([3])
+    task.writer.begin(elements("begun"))
+    assert task.writer.send_again([0, 3])
     await site.until(lambda: len(site.held) == 2)
     assert site.held[1] == SnapshotsHeld(attempt=second.id)
+    assert await held.read(second) == "begun begun begun"
+    task.writer.keep([3])
+    await site.until(lambda: task.said[-1] == (0, [3]))
     assert await held.read(second) == "1:3 1:3 1:3"
 
 

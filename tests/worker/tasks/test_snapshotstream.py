@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.exchange.elements import Assembler, AssemblyBudget, ElementFormat, with_header
+from minishuffle.exchange.elements import Assembler, AssemblyBudget, ByteBudget, ElementFormat, with_header
+from minishuffle.exchange.elementstore import ElementStore, StorePlace
 from minishuffle.exchange.retained import RetainedPartition
 from minishuffle.worker.tasks.snapshotstream import BEGUN, SnapshotMarker, SnapshotWriter
 from support.retained import VERSION, Producer
@@ -33,9 +34,14 @@ class Stream:
 
     def __init__(self) -> None:
         self.said: list[Any] = []
+        self.memory = ByteBudget(1 << 20)
         self.producer: Producer
         self.writer = SnapshotWriter(
-            self._make, lambda *held: self.said.append(held), lambda: self.said.append("another"), 0
+            self._make,
+            lambda: ElementStore("copies", StorePlace(), memory=self.memory),
+            lambda *held: self.said.append(held),
+            lambda: self.said.append("another"),
+            0,
         )
 
     def _make(self, stable: Callable[[], None], fenced: Callable[[int], None]) -> RetainedPartition:
@@ -68,19 +74,55 @@ def test_each_marker_is_acknowledged_once_when_the_rows_up_to_it_are_stable(rows
         assert stream.said == wanted[: sum(end <= stable for end in ends)]
 
 
-def test_a_marker_says_for_which_holder_it_was_written() -> None:
-    stream = Stream()
-    stream.write(1, (0, 1))
-    stream.writer.partition.fence(0, 2)
-    stream.writer.keep((0,))
-    assert stream.said == ["another"]
+def read(stream: Stream) -> list[Any]:
+    """Elements in the stream: payloads, and markers."""
     view = stream.producer.only.attach(1, lambda: None, version=VERSION, attempt=2)
-    assembler, markers = Assembler(AssemblyBudget(1 << 20)), list[SnapshotMarker]()
+    assembler, found = Assembler(AssemblyBudget(1 << 20)), list[Any]()
     while (piece := view.poll()) is not None:
         assembler.feed(piece.payload, piece.rows)
         while (element := assembler.next()) is not None:
             kind, rows, payload = element
             assert rows == 1
-            markers += [SnapshotMarker.unpack(payload)] if kind == ElementFormat.SNAPSHOT else []
+            is_marker = kind == ElementFormat.SNAPSHOT
+            found.append(SnapshotMarker.unpack(payload) if is_marker else bytes(payload))
         piece.released()
-    assert markers == [SnapshotMarker(1, 1, (0, 1), 1), SnapshotMarker(BEGUN, 0, (0,), 2)]
+    return found
+
+
+def test_another_holder_gets_all_snapshots_that_are_kept() -> None:
+    stream = Stream()
+    stream.writer.begin([])
+    stream.write(1, (0, 1))
+    stream.write(2, (0, 1, 2))
+    stream.writer.keep((1, 2))
+    before = read(stream)
+    assert [each for each in before if each != b"state"][:2] == [
+        SnapshotMarker(1, 1, (0, 1), 1),
+        SnapshotMarker(2, 2, (0, 1, 2), 1),
+    ]
+    stream.make_stable(3)
+    assert stream.said == [(1, (0, 1))]
+    stream.writer.partition.fence(0, 2)
+    stream.write(3, (1, 3))
+    (rows,) = stream.writer.partition.written()
+    stream.make_stable(rows)
+    assert stream.said[1:] == ["another"], "those markers are not for this holder"
+    assert stream.writer.send_again([1, 3])
+    assert read(stream)[-3:] == [
+        b"state",
+        SnapshotMarker(1, 1, (1,), 2),
+        SnapshotMarker(3, 0, (1, 3), 2),
+    ]
+    (rows,) = stream.writer.partition.written()
+    stream.make_stable(rows)
+    assert stream.said[2:] == [(1, (1,)), (3, (1, 3))]
+
+
+def test_without_a_copy_of_each_nothing_is_sent_again() -> None:
+    stream = Stream()
+    stream.write(1, (0, 1))
+    assert not stream.writer.send_again([0, 1]), "nothing was said of what it has begun with"
+    stream.writer.keep((1,))
+    assert stream.writer.send_again([1]) and stream.memory.used
+    stream.writer.forget()
+    assert not stream.writer.send_again([1]) and not stream.memory.used
