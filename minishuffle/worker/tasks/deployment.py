@@ -155,10 +155,12 @@ class Deployment:
     def fence(self, instruction: Fence) -> None:
         """Earlier attempts of a consumer read no more. Of a task whose snapshots are held here, they write no
         more."""
-        if (holder := self.holders.get(instruction.producer)) is not None:
-            holder.fence(instruction.consumer.attempt)
+        producer, consumer = instruction.producer, instruction.consumer
+        if (holder := self.holders.get(producer)) is not None:
+            if consumer.subtask.index == producer.subtask.index:  # Holders of other subtasks go on.
+                holder.fence(consumer.attempt)
             return
-        partition, consumer = self.partition(instruction.producer, instruction.edge), instruction.consumer
+        partition = self.partition(producer, instruction.edge)
         if partition is not None:
             partition.fence(consumer.subtask.index, consumer.attempt)
 

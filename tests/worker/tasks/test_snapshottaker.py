@@ -16,7 +16,7 @@ from minishuffle.ids import AttemptId, holder_operator, snapshot_edge, state_edg
 from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.messages import HolderSpec, TaskSpec
 from minishuffle.worker.channels.registry import ChannelKey
-from minishuffle.worker.instructions import StartHolder, StartTask, attempt_id
+from minishuffle.worker.instructions import Fence, StartHolder, StartTask, attempt_id
 from support.attempts import attempt
 
 if TYPE_CHECKING:
@@ -90,8 +90,12 @@ class Recovery:
             lost.abandon()
             lost.release()
         for key, spec in before.items():
-            held = deployment.holders[self.holder(*key)]
-            held.fence(spec.attempt + 1)
+            operator, index = key
+            for holder in [
+                each for each in deployment.holders if each.subtask.operator == holder_operator(operator)
+            ]:
+                new = attempt(operator, index, spec.attempt + 1)
+                deployment.fence(Fence(holder, state_edge(operator), new))
             self.start(
                 spec.model_copy(update={"attempt": spec.attempt + 1, "state_attempt": 1, "state_worker": 1})
             )
