@@ -321,14 +321,38 @@ class Restarts(RuleBasedStateMachine):
     def write(self, p: int, c: int, count: int, size: int, whole: bool) -> None:
         self.producers[p].write(c, count, size, whole)
 
-    @rule(p=st.integers(0, 1))
+    @rule(count=st.integers(1, 5), size=st.sampled_from([0, 30, 400]), remote=st.booleans())
+    def flow(self, count: int, size: int, remote: bool) -> None:
+        """All is well for a while."""
+        for task in self.producers:
+            for number in CONSUMERS:
+                task.write(number, count, size, False)
+        for consumer in self.consumers:
+            consumer.read(100)
+            for p in range(len(self.producers)):
+                consumer.attach(p, remote)
+            consumer.read(100)
+
+    @rule()
+    def keep_new_snapshots(self) -> None:
+        for consumer in self.consumers:
+            consumer.take_snapshot()
+            consumer.drop_oldest()
+            consumer.read(0)
+        for task in self.producers:
+            task.take_snapshot()
+            task.drop_oldest()
+
+    @rule(p=st.integers(0, 11))
     def finish(self, p: int) -> None:
-        self.producers[p].finish()
+        """Rarely: nothing is written behind it."""
+        if p < len(self.producers):
+            self.producers[p].finish()
 
     @rule(
         c=st.integers(0, 1),
         polls=st.sampled_from([1, 3, 100]),
-        attaches=st.sampled_from([None, "local", "remote"]),
+        attaches=st.sampled_from(["local", "remote", None]),
     )
     def read(self, c: int, polls: int, attaches: str | None) -> None:
         consumer = self.consumers[c]
@@ -338,22 +362,19 @@ class Restarts(RuleBasedStateMachine):
                 consumer.attach(p, remote=attaches == "remote")
             consumer.read(polls)
 
-    @rule(which=st.integers(0, 3), drops=st.booleans())
-    def take_snapshot(self, which: int, drops: bool) -> None:
+    @rule(which=st.integers(0, 3), takes=st.booleans(), drops=st.booleans())
+    def keep_snapshots(self, which: int, takes: bool, drops: bool) -> None:
         task = self.tasks[which]
-        task.take_snapshot()
+        if takes:
+            task.take_snapshot()
         if drops:
             task.drop_oldest()
-
-    @rule(which=st.integers(0, 3))
-    def drop_oldest(self, which: int) -> None:
-        self.tasks[which].drop_oldest()
 
     @rule(p=st.integers(0, 1), c=st.integers(0, 1))
     def break_link(self, p: int, c: int) -> None:
         self.consumers[c].detach(p)
 
-    @rule(p=st.integers(0, 1), begins=st.booleans())
+    @rule(p=st.integers(0, 1), begins=st.sampled_from([True, True, False]))
     def restart_producer(self, p: int, begins: bool) -> None:
         task = self.producers[p]
         for consumer in self.consumers:
@@ -363,7 +384,7 @@ class Restarts(RuleBasedStateMachine):
         if begins:
             task.begin()
 
-    @rule(c=st.integers(0, 1), begins=st.booleans())
+    @rule(c=st.integers(0, 1), begins=st.sampled_from([True, True, False]))
     def restart_consumer(self, c: int, begins: bool) -> None:
         task = self.consumers[c]
         task.gate.close()
