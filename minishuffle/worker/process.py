@@ -270,6 +270,7 @@ class Worker:
             saved=self._on_saved,
             stands=self._on_stands,
             partition_lost=self._on_partition_lost,
+            snapshot_wanted=lambda: self._deployment.want_snapshots(),
             snapshots_held=self._on_snapshots_held,
             channel_event=self._on_channel_event,
             clock=self._loop.time,

@@ -254,6 +254,12 @@ class Deployment:
         for attempt in self.attempts.values():
             attempt.debloat()
 
+    def want_snapshots(self) -> None:
+        """Have all tasks take a snapshot soon: what their producers retain can be given up then."""
+        for attempt in self.attempts.values():
+            if attempt.task.snapshots is not None:
+                attempt.task.snapshots.ask()
+
     @property
     def reads_sources(self) -> bool:
         """Whether any of its tasks reads a source, or what external clients write."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.errors import PeerLost
+from minishuffle.errors import PeerLost, WrongResult
 from minishuffle.ids import AttemptId, holder_operator, snapshot_edge, state_edge
 from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.messages import HolderSpec, TaskSpec
@@ -180,3 +181,25 @@ async def test_files_have_each_row_once_whichever_task_is_lost(
     assert all(path.name[0] != "." for path in tmp_path.iterdir())
     rows = pq.read_table(tmp_path)["value"].to_pylist()
     assert sorted(rows) == sorted([*range(ROWS), *range(ROWS)])
+
+
+async def test_snapshots_free_what_fills_the_bound_of_a_worker(site_of: type[Site]) -> None:
+    """Tasks take them also while they wait for room, and as soon as half of it is full."""
+    site = site_of(retained_bytes=48 * 1024)
+    recovery = Recovery(site, counting())
+    await site.until(lambda: site.snapshots_wanted > 0)
+    site.deployment.want_snapshots()
+    await site.finish()
+    recovery.close()
+    assert dict(site.rows) == Counter(row % KEYS for row in [*range(ROWS), *range(ROWS)])
+    await site.close()
+
+
+async def test_state_that_cannot_be_written_down_ends_the_job_in_words(site: Site) -> None:
+    locks = Stream.source(Numbers()).key_by(lambda row: row % KEYS).fold(Lock, lambda lock, row: lock)
+    recovery = Recovery(site, locks.to_count(), parallelism=1)
+    await site.until(lambda: attempt(1) in site.outcomes)
+    error = site.outcomes[attempt(1)].error
+    recovery.close()
+    assert error is not None and error.code == WrongResult.code
+    assert "its state cannot be written down" in error.text and "fold" in error.text
