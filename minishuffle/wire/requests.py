@@ -461,7 +461,8 @@ class JobInfo(ControlMessage):
     """The event of the first failed task, whatever happened later; None: none has failed."""
     rows_again: int = 0
     """Upper bound of rows emitted twice: by sources that died, with ``source_lease`` 0 or while there was no
-    coordinator; and by sinks that ran again, fed by a blocking exchange."""
+    coordinator; by sinks that ran again, fed by a blocking exchange; and, with a guarantee, received as new
+    ones of tasks that had gone back to a snapshot."""
     unprotected: int = 0
     """Tasks of a job with a guarantee that could not go on if their worker was lost now."""
     slot_waits: list[SlotWait] = Field(default_factory=list)

@@ -99,6 +99,10 @@ class Holder(Record):
         self.shunned = (*self.shunned, self.worker)
         self.lost()
 
+    def forgive(self, worker: int) -> None:
+        """That worker may be named again."""
+        self.shunned = tuple(each for each in self.shunned if each != worker)
+
     def former_lost(self) -> None:
         """The one before it is gone, with all that it had."""
         self.former = self.former_worker = 0
@@ -176,9 +180,11 @@ class Holders:
         return True
 
     def worker_lost(self, worker: int) -> None:
-        """All holders on a worker are gone."""
+        """All holders on a worker are gone. A later worker of its number may hold again."""
         for held in self.on(worker):
             self.gone(worker, held)
+        for key in [key for key, each in self._of.items() if worker in each.shunned]:
+            self._changing(key).forgive(worker)
         self._dropped = [each for each in self._dropped if each[0] != worker]
 
     def gone(self, worker: int, held: HeldTask) -> None:
@@ -255,9 +261,9 @@ class Holders:
         return found
 
     def workers(self) -> set[int]:
-        """The workers that hold anything."""
-        found = {worker for each in self._of.values() for worker in (each.worker, each.former_worker)}
-        return found - {0}
+        """The workers that hold anything, or could hold no more."""
+        holders = self._of.values()
+        return {each for one in holders for each in (one.worker, one.former_worker, *one.shunned)} - {0}
 
     def count(self) -> Counter[int]:
         """By worker, for how many tasks it holds."""

@@ -200,6 +200,9 @@ def test_a_holder_that_can_hold_no_more_is_replaced(cluster: FakeCluster, guaran
     assert held(three) == [(0, 0, 2), (1, 0, 2)] and not held(two)
     cluster.lose(three)
     assert not held(two) and cluster.show("j1").unprotected == 2
+    cluster.lose(two)
+    again = cluster.add(slots=1, requested_worker=2)
+    assert held(again) == [(0, 0, 3), (1, 0, 3)]
     kinds = [each.kind for each in cluster.request(GetEvents(job="j1")).events]
     assert kinds.count("holder failed") == 2
     ignored = cluster.state.ignored
