@@ -100,7 +100,7 @@ class Holder(Record):
         self.lost()
 
     def forgive(self, worker: int) -> None:
-        """That worker may be named again."""
+        """Let that worker be named again."""
         self.shunned = tuple(each for each in self.shunned if each != worker)
 
     def former_lost(self) -> None:
