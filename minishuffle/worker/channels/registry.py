@@ -421,6 +421,7 @@ class PartitionRegistry:
             for attempts in self._partitions.values()
             for each in attempts.values()
             if (each.producer.subtask.job, each.output.operator) == (subtask.job, subtask.operator)
+            and 0 <= subtask.index - each.output.first < each.output.count
             and (each.repeats or is_holder(subtask.operator) or subtask.index in each.readers)
         ]
 
