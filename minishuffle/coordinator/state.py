@@ -785,6 +785,9 @@ class CoordinatorState:
             self.ignored += 1
             return
         self._note_links(worker, message, now)
+        if message.report.retains_much:
+            at = self._wall(now)
+            self._touch(*(job for job in self._jobs.active() if job.hasten_cut(at)))
         if self._workers.heartbeat(worker, message):
             self._touch_waiting()
         for report in message.tasks:

@@ -108,19 +108,21 @@ def guarantee_lines(graph: JobGraph) -> list[str]:
     count = sum(graph.vertices[each].parallelism for each in tasks)
     edges = sum(edge.source in tasks for edge in graph.edges)
     lines = [
-        f"guarantee {settings.guarantee}: two workers at least; {count} tasks send a snapshot of their state "
-        f"to another worker every {settings.snapshot_interval:g} s, or later where that would take more than "
+        f"guarantee {settings.guarantee}: {count} tasks send a snapshot of their state to another worker "
+        f"every {settings.snapshot_interval:g} s, or later where that would take more than "
         f"{settings.snapshot_cost_max:.0%} of their time",
         f"  {edges} of {len(graph.edges)} exchanges retain what was sent until snapshots cover it: what "
         "comes in two intervals, in memory and then on disk (retained_bytes of each worker)",
     ]
     if why := never_saved(graph):
-        lines.append(f"  no durable snapshots: {why}")
+        lines.append(f"  no durable snapshots, and so two workers at least: {why}")
     elif settings.durable_interval:
         lines.append(
             f"  a durable snapshot of the whole job every {settings.durable_interval:g} s, to which it goes "
-            "back if a task is lost with the holder of its snapshots"
+            "back if a task is lost with the holder of its snapshots; on one worker there are these alone"
         )
+    else:
+        lines.append("  no durable snapshots (durable_interval), and so two workers at least")
     if again := sorted(graph.replayed()):
         names = ", ".join(graph.vertices[each].name for each in again)
         lines.append(

@@ -214,6 +214,8 @@ class WorkerReport(ControlMessage):
     """Payload bytes of a network buffer."""
     memory_bytes: int = 0
     """Resident memory of the process; 0: not known."""
+    retains_much: bool = False
+    """It retains half of ``retained_bytes`` or more of rows that were sent."""
     stuck: dict[str, list[int]] = Field(default_factory=dict)
     """Slots in which the thread of an abandoned task still runs, by job."""
 
@@ -612,6 +614,16 @@ class WriteState(ControlMessage):
     barrier: int
     folder: str
     goes_on: bool = False
+
+
+class CutComplete(ControlMessage):
+    """A durable snapshot of the job is complete. Tasks that had no holder when they took their state for it
+    go back to nothing earlier: their producers need not retain the rows that it covers."""
+
+    type: Literal["cut_complete"] = "cut_complete"
+    term: int
+    job: str
+    savepoint: int
 
 
 class DivideTasks(ControlMessage):

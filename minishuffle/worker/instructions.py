@@ -23,6 +23,7 @@ from minishuffle.wire.inquiries import WorkerAsked
 from minishuffle.wire.messages import (
     CheckFolder,
     ControlMessage,
+    CutComplete,
     DeployTasks,
     ErrorInfo,
     HolderSpec,
@@ -291,9 +292,10 @@ class SetPause:
 
 @dataclass(frozen=True, slots=True)
 class SaveTasks:
-    """Look into the folder of a savepoint, or have tasks write their state there."""
+    """Look into the folder of a savepoint, have tasks write their state there, or free what a durable
+    snapshot covers."""
 
-    message: CheckFolder | WriteState
+    message: CheckFolder | WriteState | CutComplete
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from minishuffle.wire.messages import (
     CheckFolder,
     ClockSet,
     ControlMessage,
+    CutComplete,
     Heartbeat,
     HostLook,
     HostLooked,
@@ -425,14 +426,17 @@ class Worker:
             case Exit(reason):
                 self.coordinator.end(reason)
 
-    def _save(self, message: CheckFolder | WriteState) -> None:
-        if isinstance(message, CheckFolder):
-            self._savepoints.check(message)
-            return
-        attempts = self._deployment.attempts.values()
-        self._savepoints.begin(
-            message, [each.paths for each in attempts if each.id.subtask.job == message.job]
-        )
+    def _save(self, message: CheckFolder | WriteState | CutComplete) -> None:
+        attempts = [each for each in self._deployment.attempts.values() if each.id.subtask.job == message.job]
+        match message:
+            case CheckFolder():
+                self._savepoints.check(message)
+            case WriteState():
+                self._savepoints.begin(message, [each.paths for each in attempts])
+            case CutComplete(savepoint=number):
+                for taker in [each.task.snapshots for each in attempts]:
+                    if taker is not None:
+                        taker.cut_complete(number)
 
     def _attach(self, instruction: Attach) -> None:
         """A peer's request is granted."""

@@ -35,6 +35,7 @@ from minishuffle.wire.messages import (
     CheckFolder,
     ConsumersEnded,
     ControlMessage,
+    CutComplete,
     DeployTasks,
     Dial,
     DivideTasks,
@@ -179,7 +180,7 @@ class WorkerState:
                 return [CloseSubpartitions(attempt_id(job, each), each.edge, each.consumers) for each in ends]
             case PauseTasks(job=job, barrier=barrier, paused=paused):
                 return [SetPause(job, barrier, paused)]
-            case CheckFolder() | WriteState():
+            case CheckFolder() | WriteState() | CutComplete():
                 return [SaveTasks(message)]
             case DivideTasks(job=job, barrier=barrier, moving=moving):
                 return [MoveTasks(job, barrier, frozenset((each.operator, each.index) for each in moving))]

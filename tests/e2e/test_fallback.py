@@ -51,8 +51,9 @@ def rows_in(directory: Path) -> Counter[tuple[int, ...]]:
     return found
 
 
-def test_two_workers_killed_at_once_take_no_row_and_no_count_with_them(
-    tmp_path: Path, wait_until: Callable[..., Any]
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_all_killed_at_once_take_no_row_and_no_count_with_them(
+    tmp_path: Path, wait_until: Callable[..., Any], workers: int
 ) -> None:
     source = Stream.source(Gated(tmp_path / "gate"))
     jobs = {
@@ -60,7 +61,7 @@ def test_two_workers_killed_at_once_take_no_row_and_no_count_with_them(
         "rows": source.rebalance().to_files(tmp_path / "rows"),
     }
     given = JobSettings(guarantee="at_least_once", durable_interval=0.4)
-    with LocalCluster(workers=2, slots=8, slot_timeout=150.0) as cluster:
+    with LocalCluster(workers=workers, slots=8, slot_timeout=150.0) as cluster:
         handles = [
             cluster.submit(job, name=name, parallelism=2, settings=given) for name, job in jobs.items()
         ]

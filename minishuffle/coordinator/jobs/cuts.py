@@ -10,10 +10,12 @@ followed by the next in ``durable_interval``. The last two are kept until the jo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Final
 
 from minishuffle.coordinator.jobs.fallback import RestorePoint
+from minishuffle.coordinator.jobs.lossaccounting import TaskKey
 from minishuffle.coordinator.jobs.savepoints import FolderWork, JobSavepoint
 from minishuffle.coordinator.journal.codec import Record
 from minishuffle.wire.requests import DurableInfo
@@ -51,6 +53,9 @@ class CutsRecord(Record):
     """The oldest first."""
     published: int = 0
     """Rows that the job had published when the one under way began."""
+    alone: tuple[TaskKey, ...] = ()
+    """Tasks without a holder of their local snapshots when its barrier was sent: once it is complete, their
+    producers retain nothing that it covers."""
 
 
 @dataclass(slots=True)
@@ -78,6 +83,15 @@ class JobCuts(CutsRecord):
     def begin(self, at: float, interval: float, published: int) -> None:
         """One begins, of a job that has published so many rows; the next is due after ``interval``."""
         self.next_at, self.published = at + interval, published
+
+    def hasten(self, at: float) -> None:
+        """Much is retained that the next one frees: it is due now."""
+        if self.next_at:
+            self.next_at = min(self.next_at, at)
+
+    def take(self, alone: Iterable[TaskKey]) -> None:
+        """The barrier is sent; these tasks have no holder."""
+        self.alone = tuple(alone)
 
     def fail(self, problem: str) -> bool:
         """The one under way has failed; gives whether for another reason than the one before it."""

@@ -163,6 +163,17 @@ class Holders:
             self._of[key] = Holder(number=holder.number, shunned=holder.shunned)
             self._subtasks.touch(key)
 
+    def alone(self) -> list[TaskKey]:
+        """Tasks without a holder."""
+        return [key for key, holder in self._of.items() if not (holder.worker or holder.former)]
+
+    def freed(self, keys: Iterable[TaskKey]) -> None:
+        """Producers of these tasks retain nothing that a durable snapshot covers: they go on from that,
+        or from what a holder has."""
+        for key in keys:
+            if not self._of[key].has_all:
+                self._changing(key).is_lost = True
+
     def reported(self, worker: int, held: HeldTask, problem: str) -> bool:
         """A holder has all that are to be kept, or, with a ``problem``, can hold no more. False if it is no
         longer the holder."""
@@ -246,7 +257,7 @@ class Holders:
 
     def _is_alone(self, task: Subtask) -> bool:
         holder = self._of[task.key]
-        has_what_is_there = holder.has_all or holder.number == FIRST_ATTEMPT
+        has_what_is_there = holder.has_all or (holder.number == FIRST_ATTEMPT and not holder.is_lost)
         away = {holder.worker if has_what_is_there else 0, holder.former_worker}
         return not away - {0, task.worker}
 
@@ -310,7 +321,7 @@ class Holders:
     def record(self, key: TaskKey) -> Holder | None:
         """For the journal; None if no holder was ever named."""
         holder = self._of.get(key)
-        return replace(holder) if holder is not None and holder.number else None
+        return replace(holder) if holder is not None and (holder.number or holder.is_lost) else None
 
     def recall(self, key: TaskKey, record: Holder | None) -> None:
         """Restore from the record. Workers that come back say which holders they have."""

@@ -950,6 +950,9 @@ class Job:
             else:
                 self.cut.committed(at)
                 self.cuts.complete(self.id, self.cut)
+                if self.cuts.alone:
+                    self.holders.freed(self.cuts.alone)
+                    self.cut.announce(self.subtasks.open_workers())
             return
         if (self.savepoint.number, self.savepoint.phase) != (number, "committing"):
             return
@@ -1027,6 +1030,14 @@ class Job:
         self.cut.pauses_within(pause_seconds)
         self.cuts.begin(at, self.graph.settings.durable_interval, self.progress.rows_published)
 
+    def hasten_cut(self, at: float) -> bool:
+        """A worker retains much, which a durable snapshot frees if tasks have no holders; False: it does
+        not."""
+        if self.cut.under_way or not self.cuts.next_at or not self.holders.alone():
+            return False
+        self.cuts.hasten(at)
+        return True
+
     def worker_returned(self, worker: int, at: float) -> None:
         """A worker has come back, and may not have got what it was sent."""
         self.savepoint.ask_again(worker, self.subtasks)
@@ -1050,6 +1061,7 @@ class Job:
         self.cut.prepared([])
         live = [task for task in self.subtasks.values() if task.runs]
         self.cut.take_within(self.pause.next_barrier(), live, at)
+        self.cuts.take(self.holders.alone())
 
     def _advance_cut(self, at: float) -> None:
         cut = self.cut

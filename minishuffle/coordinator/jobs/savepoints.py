@@ -35,7 +35,7 @@ from minishuffle.snapshots.sealedmanifest import (
     WrittenState,
 )
 from minishuffle.snapshots.storage import place_below, without_credentials
-from minishuffle.wire.messages import CheckFolder, Standing, WriteState
+from minishuffle.wire.messages import CheckFolder, CutComplete, Standing, WriteState
 from minishuffle.wire.packed import SplitPosition, unpack_positions
 from minishuffle.wire.reports import StateTaken, StateWritten
 from minishuffle.wire.requests import SavepointInfo
@@ -127,6 +127,8 @@ class JobSavepoint(SavepointRecord):
     """When a client has to have these at the latest."""
     _unsent: set[int] = field(default_factory=set, repr=False)
     """Workers that were not asked yet what the phase asks for."""
+    _announced: set[int] = field(default_factory=set, repr=False)
+    """Workers that have yet to hear that it is complete."""
     _unchecked: set[int] = field(default_factory=set, repr=False)
     """Workers that have yet to look for the folder."""
     _barrier: int = field(default=0, repr=False)
@@ -332,8 +334,16 @@ class JobSavepoint(SavepointRecord):
         work, self.work = self.work, []
         return work
 
-    def take_unsent(self, term: int, job: str) -> list[tuple[int, CheckFolder | WriteState]]:
+    def announce(self, workers: Iterable[int]) -> None:
+        """It is complete, of which these workers are to hear."""
+        self._announced = set(workers)
+
+    def take_unsent(self, term: int, job: str) -> list[tuple[int, CheckFolder | WriteState | CutComplete]]:
         """Take the messages to send, with their workers."""
+        if self._announced:
+            complete = CutComplete(term=term, job=job, savepoint=self.number)
+            announced, self._announced = sorted(self._announced), set()
+            return [(worker, complete) for worker in announced]
         unsent, self._unsent = sorted(self._unsent), set()
         message: CheckFolder | WriteState
         if not unsent:

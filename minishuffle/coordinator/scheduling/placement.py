@@ -23,7 +23,7 @@ from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.plan.arguments import checked_job_name
 from minishuffle.plan.graph import JobGraph, Placement
-from minishuffle.plan.guarantee import check_guarantee
+from minishuffle.plan.guarantee import check_guarantee, never_saved
 from minishuffle.plan.stages import is_staged, slots_needed
 from minishuffle.wire.advertised import linkable_groups, unlinkable
 from minishuffle.wire.messages import (
@@ -245,11 +245,12 @@ def admit(
     Raises:
         ResourceExhausted: the job does not fit; with the arithmetic.
     """
-    if graph.snapshotted() and len(takers(workers)) == 1:
+    has_cuts = graph.settings.durable_interval and not never_saved(graph)
+    if graph.snapshotted() and len(takers(workers)) == 1 and not has_cuts:
         raise ResourceExhausted(
             f'guarantee="{graph.settings.guarantee}" needs two workers, since each holds snapshots of the '
-            "other's tasks, and one is there: start another (--workers, or 'minishuffle worker start'), or "
-            'use guarantee="loss"'
+            "other's tasks, and one is there: start another (--workers, or 'minishuffle worker start'), "
+            'have durable snapshots taken (durable_interval), or use guarantee="loss"'
         )
     refused: list[ResourceExhausted] = []
     regular = [worker for worker in takers(workers) if not worker.standby and worker.worker not in closed]

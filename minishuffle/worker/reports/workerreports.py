@@ -93,6 +93,7 @@ def worker_report(
         cpu_seconds=cpu_seconds,
         gc_seconds=gc_seconds,
         memory_bytes=memory_bytes,
+        retains_much=deployment.services.retained.half_reached,
         segment_bytes=pool.segment_bytes,
     )
 

@@ -18,6 +18,7 @@ from minishuffle.exchange.elementstore import ElementStore
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.retained import RetainedPartition
+from minishuffle.exchange.rownumbers import ChannelRows
 from minishuffle.plan.graph import JobSettings
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
@@ -85,6 +86,8 @@ class SnapshotTaker:
         """No next attempt begins before the snapshot of that number."""
         self._is_deferred = False
         """One is due that a sink defers."""
+        self._cut: tuple[int, list[list[ChannelRows]]] = (0, [])
+        """The last durable snapshot, and the rows that it covers, by gate; the thread sets it."""
         self._is_read = self._is_wanted = False
         """Consumers have said something, and somebody wants a snapshot: the loop sets these, and the thread
         clears them before it looks."""
@@ -128,6 +131,13 @@ class SnapshotTaker:
             self._take(chain, positions)
         seconds = self._machine.due() - self._clock()
         return max(seconds, _DEFERRED_SECONDS) if self._is_deferred else seconds
+
+    def cut(self, number: int) -> None:
+        """The task takes its state for that durable snapshot, which covers the rows that it has taken, if no
+        holder has snapshots of it."""
+        self._hear()
+        rows = [] if self._machine.has_holder else [gate.taken() for gate in self._gates]
+        self._cut = number, rows
 
     @property
     def is_due(self) -> bool:
@@ -239,6 +249,12 @@ class SnapshotTaker:
         """A consumer's snapshots cover more of what the task has written."""
         self._is_read = True
         self._paths.bell.ring()
+
+    def cut_complete(self, number: int) -> None:
+        """That durable snapshot is complete: producers need not retain what it covers."""
+        last, rows = self._cut
+        for gate, taken in zip(self._gates, rows, strict=False) if last == number else ():
+            gate.make_stable(taken)
 
     def ask(self) -> None:
         """A snapshot would free what producers retain."""

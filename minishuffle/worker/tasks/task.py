@@ -413,6 +413,8 @@ class Task:
                 self._meet(chain, barrier)
                 continue
             seconds = self._between(chain)
+            if pause.barrier:
+                continue
             begin = pause.now()
             due = min(self._look_at_clock(chain, begin), begin + seconds)
             paths.calls.enter()
@@ -447,16 +449,18 @@ class Task:
 
     def _between(self, chain: Chain) -> float:
         """Between two elements, wait while its worker retains as many bytes as it may, and take snapshots
-        that are due; gives in how many seconds the next one is."""
+        that are due; gives in how many seconds the next one is. It does not wait before a barrier: what is on
+        its way there is little, and a durable snapshot frees more."""
         seconds = self._look_at_snapshots(chain)
         for partition in self._retained:
-            while partition.store.full:
+            while partition.store.full and not self.paths.pause.barrier:
                 self.paths.wait_until(partial(self._may_go_on, partition.store))
                 seconds = self._look_at_snapshots(chain)
         return seconds
 
     def _may_go_on(self, store: RetainedStore) -> bool:
-        return store.make_room() or (self.snapshots is not None and self.snapshots.is_due)
+        is_due = self.snapshots is not None and self.snapshots.is_due
+        return store.make_room() or is_due or self.paths.pause.barrier > 0
 
     def _look_at_snapshots(self, chain: Chain) -> float:
         if self.snapshots is None:
@@ -577,6 +581,8 @@ class Task:
         taken: TaskStateSnapshot | str
         try:
             taken = chain.snapshot(self._positions())
+            if savepoint.goes_on and self.snapshots is not None:
+                self.snapshots.cut(savepoint.savepoint)
         except UnserializableRecord as error:
             taken = f"its state cannot be written: {error}"
         if self._reader is None and not self.gates:

@@ -73,6 +73,20 @@ def test_what_was_lost_is_needed_of_the_next_one_and_not_any_more_once_that_has_
     assert source(each) == (3, 2, False)
 
 
+def test_a_task_without_a_holder_cannot_begin_anew_once_a_durable_snapshot_has_freed_rows() -> None:
+    each = new_holders()
+    assert KEY in each.alone() and each.record(KEY) is None
+    each.freed([KEY])
+    tasks = [task for task in each.unprotected() if task.key == KEY]
+    assert each.without_state(tasks) == tasks and each.record(KEY) is not None
+    each.name(KEY, 2)
+    assert source(each) == (2, 1, True) and KEY not in each.alone()
+    assert KEY in {task.key for task in each.unprotected()}, "it has nothing so far"
+    each.reported(2, HeldTask(KEY, 1), "")
+    each.freed([KEY])
+    assert source(each) == (2, 1, False), "the holder has what came after"
+
+
 def test_all_are_released_when_tasks_begin_with_something_else() -> None:
     each = new_holders()
     each.name(KEY, 2)

@@ -84,11 +84,11 @@ def test_each_task_has_a_holder_on_another_worker_from_its_beginning(
     assert not one.holders and not two.holders
 
 
-def test_a_job_of_one_worker_is_refused_and_one_without_a_guarantee_has_no_holders(
+def test_a_job_on_one_worker_is_refused_without_durable_snapshots_and_has_no_holders_without_a_guarantee(
     cluster: FakeCluster, guaranteed: MakeGraph, make_graph: MakeGraph
 ) -> None:
     cluster.add()
-    submission = SubmitJob(name="words", python="3.11", graph=guaranteed(1, 1).to_bytes())
+    submission = SubmitJob(name="words", python="3.11", graph=guaranteed(1, 1, durable_interval=0).to_bytes())
     code, text = cluster.refusal(submission)
     assert code == ResourceExhausted.code and 'guarantee="at_least_once" needs two workers' in text
     assert not any(worker.holders for worker in start(cluster, make_graph(1, 1)))
