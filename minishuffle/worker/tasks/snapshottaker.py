@@ -133,8 +133,8 @@ class SnapshotTaker:
         return max(seconds, _DEFERRED_SECONDS) if self._is_deferred else seconds
 
     def cut(self, number: int) -> None:
-        """The task takes its state for that durable snapshot, which covers the rows that it has taken, if no
-        holder has snapshots of it."""
+        """Note the rows that the durable snapshot of that number covers, for which the task takes its state
+        now; none if it has a holder."""
         self._hear()
         rows = [] if self._machine.has_holder else [gate.taken() for gate in self._gates]
         self._cut = number, rows
@@ -251,7 +251,7 @@ class SnapshotTaker:
         self._paths.bell.ring()
 
     def cut_complete(self, number: int) -> None:
-        """That durable snapshot is complete: producers need not retain what it covers."""
+        """Tell producers not to retain what the durable snapshot of that number covers: it is complete."""
         last, rows = self._cut
         for gate, taken in zip(self._gates, rows, strict=False) if last == number else ():
             gate.make_stable(taken)
