@@ -203,6 +203,9 @@ class _Manifest:
         self.committable = file.committable
         self.prepared += 1
 
+    def keep(self, state: bytes) -> None:
+        self.sink_state = state
+
     def wait(self) -> None:
         self.acknowledged = self.prepared
 

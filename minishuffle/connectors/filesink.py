@@ -379,8 +379,8 @@ class FileSink(ChainedOperator):
                 yield hidden, int(found[1]), int(found[2])
 
     def _settle_earlier(self) -> None:
-        """Name what is listed of the parts that earlier attempts have left hidden, and remove the others, but
-        for those that are about to be listed."""
+        """Give listed parts that earlier attempts have left hidden their names, and remove the others, except
+        those that are about to be listed."""
         adopted = {(file.attempt, file.number) for file in self._files.adopted}
         for hidden, attempt, number in list(self._hidden_parts()):
             if attempt >= self.context.attempt:
@@ -566,15 +566,14 @@ class FileSink(ChainedOperator):
         return not part.has_types and part.kept_bytes <= FILE_SNAPSHOT_BYTES_MAX
 
     def before_snapshot(self, emit: Emit) -> None:
-        part, self._files.sink_state = self._part, b""
-        if part is None:
-            return
-        if self._is_in_memory(part):
+        part, rows = self._part, b""
+        if part is not None and self._is_in_memory(part):
             assert self._schema is not None
-            self._files.sink_state = part.kept_rows(self._schema)
-        else:
+            rows = part.kept_rows(self._schema)
+        elif part is not None:
             self.context.metrics.counter(*CLOSED_EARLY).add()
             self._complete()
+        self._files.keep(rows)
 
     def finish(self, emit: Emit) -> None:
         has_parts = self._part or self._pending or self._named or any(self._files.listed.values())

@@ -115,7 +115,7 @@ class CountSink(ChainedOperator):
 
     def before_snapshot(self, emit: Emit) -> None:
         if self.context.files is not None:
-            self.context.files.sink_state = b"%d" % self._count
+            self.context.files.keep(b"%d" % self._count)
 
     def close(self) -> int:
         self.context.counters.note_in_result(self._count)
@@ -224,12 +224,10 @@ class UserSink(ChainedOperator):
     def before_snapshot(self, emit: Emit) -> None:
         self._commit_listed()
         self._flush()
-        if self._pending:
+        if self._commits:
             own = self.context.attempt
             pending = [astuple(replace(each, attempt=each.attempt or own)) for each in self._pending]
-            self._files.sink_state = msgpack.packb(pending)
-        elif self._commits:
-            self._files.sink_state = b""
+            self._files.keep(msgpack.packb(pending) if pending else b"")
 
     def on_barrier(self, emit: Emit) -> None:
         self._commit()

@@ -210,7 +210,10 @@ class OutputFiles(Protocol):
     is_complete: bool
     """An earlier attempt has had the last rows of the subtask listed: what comes again is not written."""
     sink_state: bytes
-    """What else a snapshot has of the sink: given to this attempt, and then set before each snapshot."""
+    """The state of the sink, as the snapshot has it with which this attempt begins."""
+
+    def keep(self, state: bytes) -> None:
+        """Put this state of the sink into the snapshots that follow; empty: none."""
 
     def complete(self, file: CompleteFile) -> None:
         """Have a file listed; files are reported in the order of their numbers."""
@@ -421,10 +424,8 @@ class SplitSource(Protocol[B]):
     are lost if the worker of one is: this is at most once. The last positions of an attempt that fails, or is
     cancelled, may not be acknowledged.
 
-    In a job that loses nothing (``guarantee="at_least_once"``) it is called with positions that a snapshot of
-    the source's task has, once no later attempt begins at an earlier one: all that precedes them was taken by
-    the functions and sinks behind, or the job keeps it until it is. Positions behind the last such snapshot
-    are not acknowledged, also at the end of the source.
+    A job that is to lose nothing (``guarantee="at_least_once"``) refuses a source that has it, since what
+    precedes an acknowledged position cannot be read again where the whole job goes back.
 
     Optional attributes: those of a :class:`Source`, and ``discovery_interval``, a timedelta. With that the
     names may change: each subtask calls ``splits()`` so often, between two reads, and reads the names whose

@@ -37,6 +37,9 @@ class Listing:
         self.heard.append(file)
         self.acknowledged += self._at_once
 
+    def keep(self, state: bytes) -> None:
+        self.sink_state = state
+
     def wait(self) -> None:
         self.acknowledged = len(self.heard)
 

@@ -178,8 +178,8 @@ class Subtask(AttemptRecord):
         self.readable = sorted({edge, *self.readable})
 
     def collected(self, first_row: int, rows: int) -> int:
-        """Count ``rows`` more rows that the client has, the first of which has that number; gives how many of
-        them it may have twice if rows are numbered by subtask."""
+        """Count ``rows`` more rows that the client has, from number ``first_row`` on. Returns how many of
+        them it may have twice, if rows are numbered by subtask."""
         self.rows_collected += rows
         again = max(0, min(rows, self.collected_end - first_row))
         self.collected_end = max(self.collected_end, first_row + rows)

@@ -45,7 +45,7 @@ from minishuffle.wire.reports import (
 __all__ = ["ACKNOWLEDGE_LOOKS", "ENDS_WAIT_SECONDS", "AttemptReports", "AwaitedFact"]
 
 AwaitedFact: TypeAlias = SourcePositions | FileCompleted | Collected
-"""What a task may wait for until the coordinator has it."""
+"""A fact for which a task may wait until the coordinator has it."""
 
 ENDS_WAIT_SECONDS: Final = 0.05
 """Seconds for which an end waits for others."""

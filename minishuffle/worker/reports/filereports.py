@@ -77,11 +77,14 @@ class FileReports:
         if not self.held:
             self._paths.post(self._report_first, self._complete, False)
 
+    def keep(self, state: bytes) -> None:
+        self.sink_state = state
+
     def _all_listed(self) -> bool:
         return self.acknowledged == self._complete and not self._awaited()
 
     def _awaited(self) -> list[CompleteFile]:
-        """Those that were adopted and are not listed."""
+        """The files that were adopted and are not listed."""
         return [file for file in self.adopted if file.number >= self.listed.get(file.attempt, 0)]
 
     def secure_by(self, secure: Callable[[], None]) -> None:
@@ -109,7 +112,7 @@ class FileReports:
         return self.acknowledged == (self._reported if self.held else self._complete)
 
     def snapshot(self, number: int) -> bytes:
-        """What the snapshot of that number, taken now, has of the sink."""
+        """Take the sink's part of the snapshot of that number, which is taken now."""
         self._covered[number] = self._in_snapshot = self._complete
         own = (replace(file, attempt=self._attempt) for file in tuple(self._unlisted))  # copied in one step
         files = [*self._awaited(), *own]

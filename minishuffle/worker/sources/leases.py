@@ -58,8 +58,8 @@ class ReadSplits(Protocol):
 class SourceLeases:
     """The leases of one attempt of a source.
 
-    In a job that loses nothing there are none: its next attempt begins at the positions of a snapshot, and
-    what is safe is what a snapshot has at which the next attempt begins at the earliest.
+    In a job that loses nothing there are none: the next attempt begins at the positions of a snapshot.
+    Positions are safe there once no attempt can begin at an earlier snapshot.
 
     Args:
         report: called on the loop with a table of positions for the coordinator, and the seconds within which

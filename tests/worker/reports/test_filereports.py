@@ -155,7 +155,7 @@ def test_a_held_file_is_reported_once_a_snapshot_behind_it_is_safe(
     reports.safe(2)
     assert heard == [complete(0)]
     reports.acknowledge()
-    reports.sink_state = b"rows"
+    reports.keep(b"rows")
     second = reports.snapshot(3)
     third = held_reports(paths_of(), later := [], {2: 1}, number=3)
     third.restore(second)
