@@ -179,7 +179,6 @@ SMALL = {
     "web/pages": "files of the web page",
     "web/refusals": "errors of the HTTP servers as JSON",
     "wire/outputs": "messages about files of sinks",
-    "worker/reports/filereports": "reports of files that a sink has completed",
     "worker/tasks/programcache": "programs that are loaded ahead of need",
     "worker/reports/recoverysteps": "reports of what recoveries attach again",
     "worker/tasks/threadwatchdog": "tasks that are stuck in the user's code",
