@@ -55,7 +55,7 @@ class LocalSnapshots:
         interval: seconds between two snapshots.
         cost_max: the greatest part of its time for which a task takes snapshots.
         now: seconds, on the clock of every other ``now``.
-        is_held: whether there is a holder, and it has ``begun``. The first one that comes later hears of all
+        is_held: whether there is a holder, and it has ``begun``. A first holder that comes later gets all
             that is kept, too.
     """
 
