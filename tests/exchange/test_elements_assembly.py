@@ -292,7 +292,7 @@ def test_clear_drops_the_rest_of_the_view(written: Written) -> None:
 
 @pytest.mark.parametrize(
     "header",
-    [(limits.ELEMENT_BYTES_MAX + 1, 1, 1), (2**32 - 1, 1, 3), (10, 1, 0), (10, 1, 5), (10, 1, 255)],
+    [(limits.ELEMENT_BYTES_MAX + 1, 1, 1), (2**32 - 1, 1, 3), (10, 1, 0), (10, 1, 6), (10, 1, 255)],
 )
 def test_headers_that_cannot_be(header: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = spilled(monkeypatch)

@@ -143,4 +143,5 @@ def test_frames_are_counted_by_type_those_of_closed_channels_too() -> None:
         "ADD_CREDIT": 1,
         "ERROR": 1,
         "PARTITION_REQUEST": 1,
+        "STABLE": 1,
     }

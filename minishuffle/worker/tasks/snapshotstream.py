@@ -103,7 +103,7 @@ class SnapshotWriter:
         self._held, self._holder_changed = held, holder_changed
         self._make_store = make_store
         self._holder = self._named = max(holder, FIRST_ATTEMPT)
-        """The holder that markers are written for, and (loop) the one that was named last."""
+        """The numbers of the holder to which markers go, and (loop) of the last one that was named."""
         self._copies: dict[int, ElementLog] = {}
         """By number, of snapshots that are to be kept."""
         self._rows = 0
