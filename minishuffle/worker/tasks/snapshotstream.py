@@ -103,7 +103,7 @@ class SnapshotWriter:
         self._held, self._holder_changed = held, holder_changed
         self._make_store = make_store
         self._holder = self._named = max(holder, FIRST_ATTEMPT)
-        """The numbers of the holder to which markers go, and (loop) of the last one that was named."""
+        """The numbers of the holder in markers and (loop) of the holder that was named last."""
         self._copies: dict[int, ElementLog] = {}
         """By number, of snapshots that are to be kept."""
         self._rows = 0
