@@ -333,7 +333,9 @@ class RetainedPartition:
 
     def fence(self, consumer: int, attempt: int) -> None:
         subpartition = self.subpartition(consumer)
-        view = subpartition.view if subpartition is not None else None
+        if subpartition is None:
+            return
+        view = subpartition.view
         if view is not None and view.attempt < attempt:
             view.fail(Superseded(f"attempt {view.attempt} of consumer {consumer} was replaced by {attempt}"))
         self._on_fenced(attempt)

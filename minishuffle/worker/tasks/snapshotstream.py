@@ -106,6 +106,8 @@ class SnapshotWriter:
         """The numbers of the holder in markers and (loop) of the holder that was named last."""
         self._copies: dict[int, ElementLog] = {}
         """By number, of snapshots that are to be kept."""
+        self._last = holder
+        """The number of the last one that was named; 0: none was."""
         self._rows = 0
         self._markers: deque[tuple[int, SnapshotMarker]] = deque()
         """Markers that were not acknowledged, and the row behind each."""
@@ -173,9 +175,10 @@ class SnapshotWriter:
         self.partition.write(_HOLDER, 1, element)
 
     def _on_fenced(self, holder: int) -> None:
-        """(Loop.) That holder is named."""
-        self._named = holder
-        self._holder_changed()
+        """(Loop.) That holder is named; perhaps once more, as when its worker comes back."""
+        if holder > self._last:
+            self._last = self._named = holder
+            self._holder_changed()
 
     def _acknowledged(self) -> None:
         """(Loop.) Rows of the partition have become stable. Markers for a holder before may speak of

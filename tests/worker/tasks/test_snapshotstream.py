@@ -74,6 +74,14 @@ def test_each_marker_is_acknowledged_once_when_the_rows_up_to_it_are_stable(rows
         assert stream.said == wanted[: sum(end <= stable for end in ends)]
 
 
+def test_a_holder_that_is_named_again_and_those_of_others_change_nothing() -> None:
+    stream = Stream()
+    stream.write(1, (0, 1))
+    for consumer, holder in ((1, 2), (0, 2), (0, 2)):
+        stream.writer.partition.fence(consumer, holder)
+        assert stream.said == ["another"] * (consumer == 0)
+
+
 def read(stream: Stream) -> list[Any]:
     """Elements in the stream: payloads, and markers."""
     view = stream.producer.only.attach(1, lambda: None, version=VERSION, attempt=2)
