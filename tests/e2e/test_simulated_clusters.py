@@ -23,6 +23,7 @@ from support.simulated_faults import (
     DRAINING,
     DURING_RECOVERY,
     FORGETFUL,
+    GUARDED,
     HEADLESS,
     PAUSING,
     SAVING,
@@ -79,6 +80,7 @@ CUT_APART = [
 FORGOTTEN = [
     Scenario(faults=True, bounded_share=0.6, strategy=strategy, kinds=FORGETFUL) for strategy in STRATEGIES
 ]
+GUARANTEED = Scenario(faults=True, bounded_share=0.5, strategy="individual", kinds=GUARDED, guaranteed=True)
 
 
 def name(batch: range) -> str:
@@ -106,6 +108,10 @@ class Outcome(NamedTuple):
     """Attempts that have gone on with the state of those that moved."""
     saved: int = 0
     """Savepoints that are complete."""
+    begun_from: int = 0
+    """Attempts that have begun from a local snapshot."""
+    compared: int = 0
+    """Channels of which the snapshots of both ends were compared."""
 
 
 @cache
@@ -113,7 +119,7 @@ def outcome(seed: int, scenario: Scenario) -> Outcome:
     """Plays a run, each once in a process."""
     run = Run(seed, scenario)
     run.play()
-    counts = run.drained, run.paused, run.restored, run.saved
+    counts = run.drained, run.paused, run.restored, run.saved, run.begun_from, run.compared
     return Outcome(run.end, run.rows_skipped, run.handed_over, *counts)
 
 
@@ -192,6 +198,11 @@ def test_a_savepoint_that_is_complete_is_whole_and_the_job_goes_on(batch: range,
     assert any(run.saved for run in runs) or "MINISHUFFLE_SEED" in os.environ
 
 
+@pytest.mark.parametrize("batch", batches(15)[: None if SOAK else 2])
+def test_a_job_with_a_guarantee_loses_nothing(batch: range, play: Play) -> None:
+    play(batch, [GUARANTEED])
+
+
 @pytest.mark.parametrize("batch", batches(3)[: None if SOAK else 2])
 def test_each_attempt_of_a_join_gets_all_of_its_side(batch: range, play: Play) -> None:
     play(batch, [SIDES])
@@ -242,6 +253,11 @@ def test_rows_that_a_producer_skips_reach_nobody_and_there_are_some() -> None:
 
 def test_jobs_come_to_their_pauses() -> None:
     assert any(outcome(seed, PAUSED[seed % len(PAUSED)]).paused for seed in range(FIRST, 20))
+
+
+def test_tasks_begin_from_snapshots_that_are_compared() -> None:
+    runs = (outcome(seed, GUARANTEED) for seed in range(FIRST, 80))
+    assert any(run.begun_from and run.compared for run in runs)
 
 
 def test_slots_of_workers_that_leave_move_with_their_state() -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "DRAINING",
     "DURING_RECOVERY",
     "FORGETFUL",
+    "GUARDED",
     "HEADLESS",
     "KINDS",
     "PAUSING",
@@ -202,6 +203,14 @@ PAUSING: tuple[FaultKind, ...] = (
 """The job is paused, and what befalls it before that, meanwhile, and when it goes on."""
 SAVING: tuple[FaultKind, ...] = (*(("savepoint",) * 16), *PAUSING)
 """Savepoints are taken, and what befalls the job meanwhile."""
+GUARDED: tuple[FaultKind, ...] = (
+    *("raise", "raise", "raise in open", "raise again", "raise on both sides", "stick"),
+    *("kill", "kill", "kill", "lose", "kill twice", "worker", "worker"),
+    *("cut", "cut", "swallow", "delay", "stop", "stop for long", "isolate"),
+    *("kill coordinator", "hand over", "replace coordinator", "stop coordinator", "cut control"),
+    *("term", "drain"),
+)
+"""Which a job that loses nothing is to take."""
 PAUSED_SECONDS = (0.01, 2.0)
 CANCEL_SHARE = 0.1
 """Of the runs, those with a cancel somewhere."""

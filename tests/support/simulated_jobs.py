@@ -88,6 +88,13 @@ class Audit:
     """The attempt whose state an attempt goes on with."""
     mischief: list[tuple[int, int, Mischief]] = field(default_factory=list)
     """Operator and index of subtasks, and what they are to do."""
+    done: set[tuple[int, int]] = field(default_factory=set)
+    """Those that have raised."""
+    begun_from: int = 0
+    """Attempts that have begun with rows in their state."""
+    seen: dict[tuple[int, int], tuple[int, Counter[tuple[int, int, int]]]] = field(default_factory=dict)
+    """By subtask that has ended and loses nothing, its latest attempt, and the rows (operator of who has sent
+    it, split, number in the split) in its state."""
 
     def do_mischief(self, operator: int, index: int, *kinds: Mischief) -> None:
         """What this subtask is to do of these kinds.
@@ -101,6 +108,7 @@ class Audit:
                 if each[2] == "stick":
                     self.sleep(STICK_SECONDS)
                     return
+                self.done.add((operator, index))
                 raise Injected(f"operator {operator}[{index}]: {each[2]}")
 
     def take(self, receiver: Sender, rows: list[Any]) -> None:
@@ -155,6 +163,29 @@ class Audit:
                     break
                 each = self.restored[each]
             assert self.kept[before] == rows, f"{me} goes on with {self.kept[before]} rows instead of {rows}"
+
+    def note_end(self, me: Sender, seen: Counter[tuple[int, int, int]]) -> None:
+        """An attempt has come to its end with these rows in its state."""
+        if me[2] >= self.seen.get(me[:2], (0,))[0]:
+            self.seen[me[:2]] = me[2], Counter(seen)
+
+    def check_nothing_lost(self, plan: Plan, *, comes_again: bool) -> None:
+        """Each row is in the state of who is to have it, and more than once only if that may be."""
+        for edge in plan.graph.edges:
+            everyone = edge.partitioner == "broadcast"
+            target = plan.graph.vertices[edge.target]
+            states = [self.seen[edge.target, index][1] for index in range(target.parallelism)]
+            for counts in states if everyone else [sum(states, Counter())]:
+                came = Counter({row[1:]: times for row, times in counts.items() if row[0] == edge.source})
+                expected = plan.copies_of(edge.source)
+                lost = set(expected) - set(came)
+                assert not lost, (
+                    f"{len(lost)} rows of {edge.source} are lost to {edge.target}: {sorted(lost)[:5]}"
+                )
+                more = {row for row, times in came.items() if times > expected[row]}
+                assert comes_again or not more, (
+                    f"{sorted(more)[:5]} of {edge.source} came again to {edge.target}"
+                )
 
     def rows_of(self, operator: int) -> int:
         """Rows that its subtasks have received, or sent if they read no others."""
@@ -279,7 +310,9 @@ class Stage(ChainedOperator):
         columnar: bool,
         seconds: float,
         sides: frozenset[int],
+        guaranteed: bool,
     ) -> None:
+        self._guaranteed = guaranteed
         self._columnar = columnar
         self.name = f"stage{operator}"
         self._sides = sides
@@ -296,16 +329,31 @@ class Stage(ChainedOperator):
         self._audit.do_mischief(self._operator, context.index, "raise in open")
         self._time = 0
         self._rows = 0
+        self._seen = Counter[tuple[int, int, int]]()
 
     def state_rows(self) -> int:
         return self._rows
 
     def write_state(self) -> Iterator[StatePart]:
-        if self._rows:
+        if self._guaranteed:
+            rows = list(zip(*((*row, times) for row, times in self._seen.items()), strict=True)) or [()] * 4
+            columns = dict(zip(("operator", "split", "at", "times"), rows, strict=True))
+            yield versioned("rows", {ORDER: range(len(rows[0])), **columns})
+            yield versioned("time", {ORDER: [0], "time": [self._time]})
+        elif self._rows:
             self._audit.keep(self._me, self._rows)
             yield versioned("rows", {ORDER: [0], "attempt": [self._me[2]], "rows": [self._rows]})
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
+        if self._guaranteed:
+            self._audit.begun_from += 1
+            for part in in_order(parts):
+                rows = part.batch.to_pylist()
+                if part.name == "time":
+                    self._time = rows[0]["time"]
+                else:
+                    self._seen.update({(r["operator"], r["split"], r["at"]): r["times"] for r in rows})
+            return
         (part,) = in_order(parts)
         attempt, self._rows = part.batch["attempt"][0].as_py(), part.batch["rows"][0].as_py()
         self._audit.restore(self._me, attempt, self._rows)
@@ -320,6 +368,8 @@ class Stage(ChainedOperator):
             self._rows += len(rows)
         else:
             audit.passed.setdefault(self._operator, set()).update((row[0], row[1]) for row in rows)
+        if self._guaranteed:
+            self._seen.update((row[2], row[0], row[1]) for row in rows)
         audit.do_mischief(self._operator, me[1], "raise", "stick")
         if input in self._sides:
             return
@@ -337,6 +387,10 @@ class Stage(ChainedOperator):
         if self._first:
             self._time += 1
             emit(Watermark(self._time))
+
+    def finish(self, emit: Emit) -> None:
+        if self._guaranteed:
+            self._audit.note_end(self._me, self._seen)
 
     def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
         if isinstance(mark, Watermark) and not self._first:
@@ -415,6 +469,7 @@ def make_plan(
     *,
     side: bool = False,
     blocking: bool = False,
+    guaranteed: bool = False,
 ) -> Plan:
     """Draw a job: one or two sources, then one to three stages, each fed by the one before or by more.
 
@@ -424,12 +479,15 @@ def make_plan(
         side: the second source is bounded, and goes to all subtasks of the stage that the first one feeds,
             directly or by a stage in between.
         blocking: some edges that end are, at least one if any does.
+        guaranteed: nothing may be lost, and all sources come to an end, also those that do not say so.
     """
     sources, stages = 2 if side else random.randint(1, 2), random.randint(1, 3)
     parallelism = [random.randint(1, 4) for _ in range(sources + stages)]
     bounded = random.random() < bounded_share
     draw = _draw_edges_with_side if side else _draw_edges
     edges = draw(random, sources, parallelism)
+    if guaranteed and not bounded:  # What does not say that it ends is no side.
+        edges = [edge.model_copy(update={"input": 0}) if is_side(edge) else edge for edge in edges]
     on_side = {edge.source for edge in edges if side and is_side(edge)}
     on_side |= {edge.source for edge in edges if edge.target in on_side}
     later = Random(f"{parallelism} {edges}")  # draws of its own: each seed's job stays what it was
@@ -448,10 +506,14 @@ def make_plan(
             columnar=later.random() < 0.5,
             seconds=random.choice(SLOW_SECONDS),
             sides=_sides(operator, [e for e in edges if bounded or e.source in on_side]),
+            guaranteed=guaranteed,
         )
         source = _draw_source(random, operator, ends) if operator < sources else None
         if source is not None and operator in on_side:
             source.rate = random.choice([None, 50.0, 200.0])  # slow ones are cut off in the middle
+        if source is not None and guaranteed:
+            source.rows = later.randint(0, SPLIT_ROWS_MAX)
+            source.rate = later.choice([50.0, 100.0, 300.0, 1_000.0])
         numbers += [source] if source is not None else []
         vertices.append(
             Vertex(
@@ -464,7 +526,10 @@ def make_plan(
             )
         )
     settings = _draw_schedule(later, _draw_settings(random, later, strategy), blocking=blocking)
-    return Plan(JobGraph(vertices=vertices, edges=edges, settings=settings), bounded, numbers)
+    if guaranteed:
+        settings = settings.model_copy(update=_draw_guarantee(later))
+    graph = JobGraph(vertices=vertices, edges=edges, settings=settings)
+    return Plan(graph, bounded or guaranteed, numbers)
 
 
 def _program(source: Any, stage: Stage, outputs: Sequence[Output]) -> ProgramSpec:
@@ -490,6 +555,18 @@ def _draw_schedule(random: Random, settings: JobSettings, *, blocking: bool) -> 
     schedule = random.choice([*chosen, "first_output"])
     start_when = None if schedule == "eager" else random.choice(["any", "all"])
     return settings.model_copy(update={"schedule": schedule, "start_when": start_when})
+
+
+def _draw_guarantee(random: Random) -> dict[str, Any]:
+    return {
+        "guarantee": "at_least_once",
+        "snapshot_interval": random.choice([0.01, 0.05, 0.2, 1.0]),
+        "snapshot_cost_max": random.choice([0.03, 1.0]),
+        "on_unavailable": None,
+        "flow_control": "credit",
+        "schedule": "eager",
+        "start_when": None,
+    }
 
 
 def _store(random: Random, edges: list[Edge], ending: list[int]) -> None:

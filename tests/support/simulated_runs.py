@@ -70,11 +70,18 @@ WITNESSED: tuple[FaultKind, ...] = (
     "worker",
 )
 """Faults that leave the peers of a worker which is lost where they are: they know where its sources were."""
+ALONE: tuple[FaultKind, ...] = (
+    *("raise", "raise in open", "raise again", "raise on both sides"),
+    *("kill", "kill twice", "cut", "delay", "worker", "kill coordinator", "cancel"),
+)
+"""Faults by which nobody is taken for lost who lives."""
 ENDED = ("finished", "finished_with_loss", "failed", "canceled")
 SECONDS_TO_END = 10.0
 """Within which a job that was cancelled has ended, and nothing of it is left."""
 BY_A_LIMIT = re.compile(r"failed \d+ times within|found no free slot in time|network buffers")
 """Causes with which a job may fail that restarts its tasks."""
+STATE_LOST = re.compile(r"together with the holder|since its state is lost")
+"""Cause of a job that fails since a task was lost together with its only holder."""
 APART_FOR_GOOD = re.compile(
     r"finds no slot on another worker: .*no connection between worker (\d+)\b.* and worker (?!\1\b)\d+\b"
 )
@@ -104,6 +111,8 @@ class Scenario:
     """The jobs have a side that is kept, see :func:`make_plan`."""
     blocking: bool = False
     """Some of their exchanges are, likewise."""
+    guaranteed: bool = False
+    """They may lose nothing, and have two workers at least."""
 
 
 class Run:
@@ -130,6 +139,12 @@ class Run:
         """How often the job was paused."""
         self.saved = 0
         """Savepoints that are complete."""
+        self.snapshots = 0
+        """Local snapshots that tasks have taken."""
+        self.compared = 0
+        """Channels whose ends were compared, see :class:`SnapshotLog`."""
+        self.begun_from = 0
+        """Attempts that have begun from a snapshot."""
         self.excluded: list[int] = []
         """Workers that were excluded from the job, since another could not reach them."""
         self.random = Random(f"plan {seed}")
@@ -140,9 +155,12 @@ class Run:
             scenario.bounded_share,
             side=scenario.side,
             blocking=scenario.blocking,
+            guaranteed=scenario.guaranteed,
         )
         slots = slots_needed(self.plan.graph)
         count = self.random.randint(1, min(4, slots))
+        if scenario.guaranteed:
+            count = max(count, self.random.randint(2, 4))
         self.slots = [1] * count
         for _ in range(slots - count + self.random.choice([0, 1, 2, slots])):
             self.slots[self.random.randrange(count)] += 1
@@ -213,6 +231,8 @@ class Play:
             SubmitJob(name="simulated", python="3.11", graph=run.plan.graph.to_bytes(), submission="s")
         )
         assert isinstance(accepted, Accepted), accepted
+        if run.scenario.guaranteed and self._world.random.random() < STANDBY_SHARE:
+            cluster.add_worker(slots_needed(run.plan.graph), run.segments, standby=True)
         self._job = accepted.job
         for fault in run.faults:
             self._world.at(self._world.now + fault.at, partial(self._inject, fault))
@@ -222,27 +242,35 @@ class Play:
         run.end, run.drained = info.state, info.restarts.get("drained", 0)
         self._check_end(info)
         self._check_excluded()
-        cluster.audit.check_attempts(run.plan.repeated)
-        cluster.audit.check_state()
+        if run.scenario.guaranteed:
+            self._check_guarantee(info)
+        else:
+            self._check_what_came()
         run.restored = len(cluster.audit.restored)
         cluster.writes.check(run.plan.graph.edges, cluster.audit.received)
         run.rows_skipped = sum(map(len, cluster.writes.skipped.values()))
         run.handed_over = cluster.writes.handed_over
+        assert not cluster.audit.twice, cluster.audit.twice[:5]
+        self._check_home()
+        if not run.scenario.guaranteed:
+            self._check_books()
+            if info.state == "finished":
+                self._check_rows()
+        if info.state in ("finished", "finished_with_loss"):
+            self._check_replayed(info)
+            missing = self._sides_missing(info)
+            assert not missing, missing
+
+    def _check_what_came(self) -> None:
+        run, cluster = self._run, self.cluster
+        cluster.audit.check_attempts(run.plan.repeated)
+        cluster.audit.check_state()
         kinds = {fault.kind for fault in run.faults}
         severed = kinds.intersection(("cut control", "cut return")) and kinds.intersection(ENDING)
         lost = sum(worker.host.lost for worker in cluster.workers)
         witnessed = kinds.issubset(WITNESSED) and lost <= 1 and not cluster.unwitnessed
         if witnessed or (not kinds.intersection(WITHOUT_COORDINATOR) and not severed):
             cluster.audit.check_once(run.plan.graph, run.plan.sources)
-        assert not cluster.audit.twice, cluster.audit.twice[:5]
-        self._check_home()
-        self._check_books()
-        if info.state == "finished":
-            self._check_rows()
-        if info.state in ("finished", "finished_with_loss"):
-            self._check_replayed(info)
-            missing = self._sides_missing(info)
-            assert not missing, missing
 
     def _inject(self, fault: Fault) -> None:
         cluster, world = self.cluster, self._world
@@ -397,11 +425,13 @@ class Play:
             assert info.state in ("finished", "failed", "canceled"), f"the job is {info.state}"
         elif info.state == "failed":
             ends = [BY_A_LIMIT, *([APART_FOR_GOOD] if self.cluster.network.apart else [])]
+            ends += [STATE_LOST] if self._run.scenario.guaranteed else []
             assert any(each.search(cause) for each in ends for cause in causes), (
                 f"the job failed for no limit: {causes}"
             )
         else:
             states = {"finished", "finished_with_loss"} if self._plan.bounded else {"canceled"}
+            states -= {"finished_with_loss"} if self._run.scenario.guaranteed else set()
             assert info.state in states or (info.state == "canceled" and self._canceled), (
                 f"the job is {info.state}: {causes}"
             )
@@ -428,6 +458,29 @@ class Play:
             and any(each.id == replace(attempt.id, attempt=after) for _, each in cluster.attempts)
         ]
         assert not moved, f"workers {run.excluded} were excluded, and {', '.join(moved)} restarted"
+
+    def _check_guarantee(self, info: JobInfo) -> None:
+        """Nothing is lost, and nothing restarted but what failed, was lost or moved."""
+        run, cluster = self._run, self.cluster
+        run.snapshots, run.compared = cluster.snapshot_log.taken, cluster.snapshot_log.compared
+        run.begun_from = cluster.audit.begun_from
+        if info.state == "finished":
+            died = any(worker.host.dead for worker in cluster.workers)  # with what it had counted
+            cluster.audit.check_nothing_lost(run.plan, comes_again=died or info.rows_again > 0)
+            books = info.rows_dropped, info.rows_in_flight, info.state_rows_lost
+            assert books == ({}, 0, 0), f"the books of a job that loses nothing say {books}"
+        if info.fallbacks or not {fault.kind for fault in run.faults}.issubset(ALONE):
+            return
+        others = [
+            f"{attempt.id} of worker {worker.number}"
+            for worker, attempt in cluster.attempts
+            for subtask in [attempt.id.subtask]
+            if not worker.host.dead and (subtask.operator, subtask.index) not in cluster.audit.done
+            if any(
+                each.id == replace(attempt.id, attempt=attempt.id.attempt + 1) for _, each in cluster.attempts
+            )
+        ]
+        assert not others, f"{', '.join(others)} restarted, which had not failed"
 
     def _check_rows(self) -> None:
         """Every row of every exchange came once, or once to each where it is sent to all. Where a worker
@@ -516,7 +569,9 @@ class Play:
 
         def home() -> bool:
             return all(
-                each.segments_out == 0 and not each.worker._deployment.attempts
+                each.segments_out == 0
+                and not each.worker._deployment.attempts
+                and not each.worker._deployment.holders
                 for each in self.cluster.living
             )
 
@@ -526,7 +581,11 @@ class Play:
             left = ", ".join(map(str, each.worker._deployment.attempts))
             assert not left, f"worker {each.number} has {left} left"
             assert each.segments_out == 0, f"{each.segments_out} segments of worker {each.number} are out"
-            assert each.worker._deployment.services.budget.used == 0
+            services = each.worker._deployment.services
+            assert services.budget.used == 0
+            left = services.retained.used, services.snapshots.used
+            assert left == (0, 0), f"worker {each.number} has {left} bytes retained and of snapshots left"
+            assert not each.worker._deployment.holders, f"worker {each.number} holds snapshots yet"
         self.cluster.validate(self.cluster.coordinator_host)
 
 

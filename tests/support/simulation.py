@@ -41,17 +41,19 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.reports import AttemptReport, Fact, TaskStateChanged
+from minishuffle.wire.requests import JOB_LIVE
 from minishuffle.worker import diskthreads, process, wallclock
 from minishuffle.worker.process import Worker, register
 from minishuffle.worker.registration import UnregisteredWorker
 from minishuffle.worker.reports.workerreports import registration
 from minishuffle.worker.sources.witnesses import Witnesses
 from minishuffle.worker.tasks import attempt as attempts
-from minishuffle.worker.tasks import busytime, deployment, handoff, task
+from minishuffle.worker.tasks import busytime, deployment, handoff, snapshotholder, task
 from minishuffle.worker.tasks.attempt import Attempt
 from support.simulated_jobs import AUDITS, TAKEN_ROWS, Audit
 from support.simulated_loop import Host, World
 from support.simulated_network import Network
+from support.simulated_snapshots import SnapshotLog, log_snapshots
 from support.simulated_threads import SimulatedDisk, SimulatedTime, Threads, running_host
 from support.simulated_writes import WriteLog, log_writes
 
@@ -241,6 +243,7 @@ class Cluster:
         self.network = Network(world)
         self.audit = AUDITS[seed] = Audit(lambda: world.now, self.threads.sleep, world.random)
         self.writes = WriteLog()
+        self.snapshot_log = SnapshotLog()
         self.workers: list[SimulatedWorker] = []
         self.attempts: list[tuple[SimulatedWorker, Attempt]] = []
         """Every attempt that was ever built."""
@@ -366,8 +369,10 @@ class Cluster:
         if attempt is None:
             return False
         earlier = attempt.task.state_handover.earlier
-        # A task that takes state over looks at nothing else yet.
-        return any(gate.ready.line for gate in (attempt.gates if earlier is None else [earlier.gate]))
+        if earlier is not None:  # A task that takes state over looks at nothing else yet.
+            return bool(earlier.gate.ready.line)
+        ready = attempt.task.state == "running"
+        return ready and any(gate.ready.line and not gate.finished for gate in attempt.gates)
 
     def said(self, message: ControlMessage) -> None:
         """A process has sent that to another one."""
@@ -397,6 +402,18 @@ class Cluster:
         self._turns += 1
         if self.checked and self._turns % CHECK_EVERY == 0:
             self.validate(host)
+            self._check_snapshots()
+
+    def _check_snapshots(self) -> None:
+        """Whoever dies now, in whatever company, what its next attempt asks for is there."""
+        if self.coordinator_host.dead:
+            return
+        alive = [each for each in self.workers if not each.host.dead and each.registered is not None]
+        holders = {id: held for each in alive for id, held in each.worker._deployment.holders.items()}
+        attempts = {attempt.id: attempt for _, attempt in self.attempts}
+        for job in self.coordinator._state._jobs.values():
+            if job.holders and job.state in JOB_LIVE:
+                self.snapshot_log.check(job, attempts, holders)
 
     def validate(self, host: Host) -> None:
         """Check the invariants of a process."""
@@ -447,6 +464,7 @@ def simulated(seed: int, settings: ClusterSettings) -> Iterator[Cluster]:
         _simulate_threads_and_clocks(patch, cluster)
         _watch(patch, cluster)
         cluster.writes = log_writes(patch)
+        cluster.snapshot_log = log_snapshots(patch)
         try:
             cluster.start()
             yield cluster
@@ -460,6 +478,7 @@ def _simulate_threads_and_clocks(patch: pytest.MonkeyPatch, cluster: Cluster) ->
     for module in (task, handoff):
         patch.setattr(module, "threading", cluster.threads)
         patch.setattr(module, "time", time)
+    patch.setattr(snapshotholder, "threading", cluster.threads)
     patch.setattr(coordinator_process, "time", time)
     patch.setattr(diskthreads, "ThreadPoolExecutor", SimulatedDisk)
     patch.setattr(inputs, "TAKEN_ROWS", TAKEN_ROWS)
