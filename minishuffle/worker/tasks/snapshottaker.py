@@ -133,8 +133,8 @@ class SnapshotTaker:
         return max(seconds, _DEFERRED_SECONDS) if self._is_deferred else seconds
 
     def cut(self, number: int) -> None:
-        """Note which rows a durable snapshot covers: the task takes its state for it now. A task with a holder
-        notes none."""
+        """Note which rows a durable snapshot covers: the task takes its state for it now. A task that has a
+        holder notes none."""
         self._hear()
         rows = [] if self._machine.has_holder else [gate.taken() for gate in self._gates]
         self._cut = number, rows
