@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from minishuffle.api.stream import Stream
 from minishuffle.client import JobHandle, results_of
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -80,6 +82,63 @@ def test_a_killed_sink_leaves_its_listed_files_and_the_books_have_the_rest(
     assert dropped <= missing <= dropped + info.rows_in_flight
     assert {path.name.split("-")[2] for path in out.iterdir() if "part-00001" in path.name} == {"1", "2"}
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("wider_resources")
+def test_files_have_each_row_once_when_workers_of_a_guaranteed_sink_are_killed(
+    wait_until: Until, tmp_path: Path
+) -> None:
+    """Some of them hold snapshots of the other tasks, and the source's is killed too."""
+    out, gate = tmp_path / "out", tmp_path / "gate"
+    stream = Stream.source(Gated(gate)).rebalance().to_files(out, rows=2_000)
+    settings = JobSettings(guarantee="at_least_once", snapshot_interval=0.1)
+    with LocalCluster(workers=3, slots=2, heartbeat_interval=0.1, slot_timeout=100.0) as cluster:
+        handle = cluster.submit(stream, parallelism=2, settings=settings)
+        attempts = listed = 0
+        for victim in ((1, 1), (1, 0), (0, 0), (1, 1)):
+
+            def is_to_die(attempts: int = attempts, listed: int = listed) -> bool:
+                """All that was lost is back, and another file is listed since."""
+                info = handle.info()
+                runs = all(task.state == "running" for task in info.tasks)
+                runs = runs and sum(task.attempt for task in info.tasks) > attempts
+                return runs and not info.unprotected and info.files_listed > listed
+
+            wait_until(is_to_die, "another file, and snapshots of all tasks")
+            info = handle.info()
+            attempts, listed = sum(task.attempt for task in info.tasks), info.files_listed
+            workers = {(task.operator, task.index): task.worker for task in info.tasks}
+            cluster.kill_worker(workers[victim], signal.SIGKILL)
+        gate.touch()
+        result = handle.wait(SECONDS_MAX)
+        info = handle.info()
+        check_listed(handle, out)
+    assert (result.state, info.rows_dropped, info.rows_in_flight) == ("finished", {}, 0)
+    assert (info.fallbacks, info.rows_again) == (0, 0)
+    assert sorted(values(out)) == list(range(2 * Gated.ROWS)), "each row is there, and none twice"
+
+
+class Gated:
+    """Numbers, slowly until a file is there."""
+
+    bounded = True
+    ROWS = 200_000
+
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
+
+    def splits(self) -> list[int]:
+        return [0, 1]
+
+    def read(self, split: int, offset: int) -> Iterator[list[int]]:
+        while offset < self.ROWS:
+            is_open = self.gate.exists()
+            if not is_open:
+                threading.Event().wait(0.01)
+            end = min(self.ROWS, offset + (1_000 if is_open else 20))
+            yield [2 * number + split for number in range(offset, end)]
+            offset = end
 
 
 @pytest.mark.slow
