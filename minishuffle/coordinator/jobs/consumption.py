@@ -272,9 +272,12 @@ class Ends:
 
     def ended_channels(self, key: TaskKey) -> EndedChannels:
         """The ended channels for the attempt that is deployed now. If it repeats rows, the channels to stale
-        consumers (:func:`is_stale`) count as ended, but not if these go on from snapshots."""
+        consumers (:func:`is_stale`) count as ended. If these go on from snapshots, it is those that have
+        finished for good: nobody would read what is retained for them."""
         task, done = self._tasks[key], self.done(key)
-        if task.version == task.attempt or task.operator in self._behind:
+        if task.operator in self._behind:
+            return EndedChannels(done.ended, self._over(task))
+        if task.version == task.attempt:
             return done
         closed = {edge: list(consumers) for edge, consumers in done.closed.items()}
         for edge in self._graph.outputs_of(task.operator):
@@ -283,6 +286,17 @@ class Ends:
             stale = {n for n in consumers if is_stale(self._tasks[target, n], task)}
             closed[edge] = sorted(stale.union(closed.get(edge, ())))
         return EndedChannels(done.ended, closed)
+
+    def _over(self, task: Subtask) -> dict[int, list[int]]:
+        """The consumers of a task that have finished and that no restart needs any more, by edge."""
+        found = {}
+        for edge in self._graph.outputs_of(task.operator):
+            target = self._graph.edges[edge].target
+            keys = [(target, n) for n in self._graph.consumers_of(edge, task.index)]
+            found[edge] = [
+                key[1] for key in keys if self._tasks[key].state == "finished" and not self.needed(key)
+            ]
+        return found
 
     def channels_left(self, key: TaskKey) -> tuple[int, int]:
         """The numbers of channels to producers and to consumers not read to the end."""

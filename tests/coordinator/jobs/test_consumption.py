@@ -390,3 +390,16 @@ def test_what_was_read_to_the_end_runs_again_while_what_it_leads_to_goes_on(
     assert named == ({"map": 1} if again else {})
     info = cluster.show("j1")
     assert (info.rows_dropped, info.rows_in_flight, info.state_rows_lost) == ({}, 0, 0)
+
+
+def test_nothing_is_retained_for_a_consumer_that_has_finished_for_good(cluster: FakeCluster) -> None:
+    """Of two consumers one has finished, and nothing is behind it: nobody would say what is stable there."""
+    workers = [cluster.add(slots=1) for _ in range(6)]
+    graph = chain(guarantee="at_least_once")
+    edges = [Edge(source=0, target=n, partitioner="rebalance") for n in (1, 2)]
+    cluster.submit(graph.model_copy(update={"edges": edges}))
+    cluster.report_all("j1", "running")
+    cluster.report(workers[1], ("j1", 1, 0), "finished")
+    cluster.lose(workers[0])
+    (spec,) = [spec for worker in workers[3:] for each in worker.got(DeployTasks) for spec in each.tasks]
+    assert {output.edge: output.closed for output in spec.outputs} == {0: [0], 1: []}
