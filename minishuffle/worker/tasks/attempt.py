@@ -404,7 +404,7 @@ class Attempt:
     def _retained_partition(self, partition_id: PartitionId, output: OutputSpec) -> RetainedPartition:
         services, paths = self._services, self.paths
         unread_bytes = limits.OUTPUT_BUFFERS_PER_SUBPARTITION_MAX * services.pool.segment_bytes
-        return RetainedPartition(
+        partition = RetainedPartition(
             partition_id,
             range(output.first, output.first + output.count),
             paths.notify,
@@ -422,6 +422,10 @@ class Attempt:
             lost=partial(services.partition_lost, self.id),
             on_stable=(lambda: None) if self.task.snapshots is None else self.task.snapshots.consumed,
         )
+        if self.spec.attempt > FIRST_ATTEMPT:
+            for each in partition.subpartitions:
+                each.lose()  # Consumers that have read an earlier attempt to its end never come.
+        return partition
 
     def _stored(self, partition_id: PartitionId, memory_bytes: int) -> ElementStore:
         """The store of a partition that this attempt writes or reads."""

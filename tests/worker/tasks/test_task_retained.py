@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from minishuffle import limits
 from minishuffle.api.stream import Stream, Table
 from minishuffle.errors import PeerLost
 from minishuffle.exchange.retained import RetainedPartition
 from minishuffle.ids import AttemptId
+from minishuffle.plan.planner import compile_job
 from minishuffle.worker.channels.registry import ChannelKey
+from minishuffle.worker.instructions import StartTask
 from support.attempts import attempt
 
 if TYPE_CHECKING:
@@ -90,6 +93,23 @@ async def test_no_row_is_lost_or_comes_twice_when_channels_break(site: Site, col
     assert all(not any(each.rows_dropped().values()) for each in partitions(site))
     site.release()
     assert site.deployment.services.retained.used == 0
+
+
+async def test_a_later_attempt_does_not_wait_for_consumers_that_have_yet_to_come(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have read an earlier one to its end."""
+    monkeypatch.setattr(limits, "OUTPUT_BUFFERS_PER_SUBPARTITION_MAX", 1)
+    message = site.message(compile_job(Stream.source(Numbers()).rebalance().collect(), parallelism=1), "j1")
+    (output,) = message.tasks[0].outputs
+    source = message.tasks[0].model_copy(update={"outputs": [output.model_copy(update={"retained": True})]})
+    site.deployment.start(StartTask(message, source))
+    (first,) = partitions(site)
+    await site.until(lambda: first.subpartitions[0].waits)
+    site.release()
+    site.deployment.start(StartTask(message, source.model_copy(update={"attempt": 2})))
+    await site.until(lambda: attempt(0, number=2) in site.outcomes)
+    assert partitions(site)[0].written() == [ROWS]
 
 
 async def test_a_task_waits_between_elements_while_its_worker_retains_too_much(site_of: type[Site]) -> None:
