@@ -154,7 +154,7 @@ def test_a_host_that_is_lost_is_missed_alone() -> None:
     result = CliRunner().invoke(cli, ["bench", "recovery", *options])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert (found["failure"], found["others_restarted"], found["duplicated"]) == ("host", 0, 0)
+    assert (found["failure"], found["others_restarted"], found["again"]) == ("host", 0, 0)
     assert found["dropped"] <= found["missing"] <= found["dropped"] + found["in_flight"]
 
 

@@ -34,6 +34,7 @@ Mischief: TypeAlias = Literal["raise in open", "raise", "stick"]
 
 SPLITS_MAX = 5
 SPLIT_ROWS_MAX = 120
+GUARANTEED_RATES = (50.0, 100.0, 300.0, 1_000.0)
 BATCH_ROWS_MAX = 6
 TAKEN_ROWS = 4 * (BATCH_ROWS_MAX + 1)
 """So many that batches of sources are taken together, and what comes of that is not."""
@@ -512,24 +513,27 @@ def make_plan(
         if source is not None and operator in on_side:
             source.rate = random.choice([None, 50.0, 200.0])  # slow ones are cut off in the middle
         if source is not None and guaranteed:
-            source.rows = later.randint(0, SPLIT_ROWS_MAX)
-            source.rate = later.choice([50.0, 100.0, 300.0, 1_000.0])
+            source.rows, source.rate = later.randint(0, SPLIT_ROWS_MAX), later.choice(GUARANTEED_RATES)
         numbers += [source] if source is not None else []
-        vertices.append(
-            Vertex(
-                name=f"v{operator}",
-                parallelism=subtasks,
-                operators=[stage.name],
-                is_source=source is not None,
-                bounded=ends,
-                program=pack_program(_program(source, stage, outputs), cloudpickle.dumps),
-            )
-        )
+        vertices.append(_vertex(operator, subtasks, source, stage, outputs, ends=ends))
     settings = _draw_schedule(later, _draw_settings(random, later, strategy), blocking=blocking)
     if guaranteed:
         settings = settings.model_copy(update=_draw_guarantee(later))
     graph = JobGraph(vertices=vertices, edges=edges, settings=settings)
     return Plan(graph, bounded or guaranteed, numbers)
+
+
+def _vertex(
+    operator: int, subtasks: int, source: Any, stage: Stage, outputs: Sequence[Output], *, ends: bool
+) -> Vertex:
+    return Vertex(
+        name=f"v{operator}",
+        parallelism=subtasks,
+        operators=[stage.name],
+        is_source=source is not None,
+        bounded=ends,
+        program=pack_program(_program(source, stage, outputs), cloudpickle.dumps),
+    )
 
 
 def _program(source: Any, stage: Stage, outputs: Sequence[Output]) -> ProgramSpec:

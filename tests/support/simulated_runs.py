@@ -157,13 +157,7 @@ class Run:
             blocking=scenario.blocking,
             guaranteed=scenario.guaranteed,
         )
-        slots = slots_needed(self.plan.graph)
-        count = self.random.randint(1, min(4, slots))
-        if scenario.guaranteed:
-            count = max(count, self.random.randint(2, 4))
-        self.slots = [1] * count
-        for _ in range(slots - count + self.random.choice([0, 1, 2, slots])):
-            self.slots[self.random.randrange(count)] += 1
+        self.slots = self._draw_slots()
         self.segments = self._enough_segments()
         self.faults: list[Fault] = draw_faults(self.random, scenario.kinds) if scenario.faults else []
         self.cluster_settings = ClusterSettings(
@@ -180,6 +174,17 @@ class Run:
             pause_timeout=2.0,
             savepoint_timeout=4.0,
         )
+
+    def _draw_slots(self) -> list[int]:
+        """Of each worker."""
+        needed = slots_needed(self.plan.graph)
+        count = self.random.randint(1, min(4, needed))
+        if self.scenario.guaranteed:
+            count = max(count, self.random.randint(2, 4))
+        slots = [1] * count
+        for _ in range(needed - count + self.random.choice([0, 1, 2, needed])):
+            slots[self.random.randrange(count)] += 1
+        return slots
 
     def _enough_segments(self) -> int:
         """Of each worker: enough for the whole job wherever its tasks are, and hardly more."""
