@@ -155,7 +155,7 @@ def test_a_host_that_is_lost_is_missed_alone() -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert (found["failure"], found["others_restarted"], found["again"]) == ("host", 0, 0)
-    assert found["dropped"] <= found["missing"] <= found["dropped"] + found["in_flight"]
+    assert found["dropped"] <= found["lost"] <= found["dropped"] + found["in_flight"]
 
 
 def test_hosts_leave_nothing_behind_and_those_of_a_dead_process_go_with_the_next() -> None:
