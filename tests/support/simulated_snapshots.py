@@ -106,9 +106,10 @@ class SnapshotLog:
         if task not in job.holders:
             return None
         named = job.holders.of(task)
-        number = named.former or (named.number if named.has_all or named.number == FIRST_ATTEMPT else 0)
+        has_some = named.worker and (named.has_all or named.number == FIRST_ATTEMPT)
+        number = named.former or (named.number if has_some else 0)
         holder = holders.get(HeldTask(task, number).of(job.id)) if number else None
-        if holder is None:
+        if holder is None or not holder._kept:  # Its worker leaves.
             return None
         label = self.labels.get(holder.partition)
         if label is None:

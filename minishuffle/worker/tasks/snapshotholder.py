@@ -95,6 +95,7 @@ class SnapshotHolder:
         )
         # The loop's.
         self._attempt = task_attempt
+        self._released = False
         self._nothing = self._make_partition()
         self._nothing.finish()
         self._kept = {BEGUN: self._nothing} if id.attempt == FIRST_ATTEMPT else dict[int, BlockingPartition]()
@@ -157,7 +158,8 @@ class SnapshotHolder:
             self._store(self._coming, what)
             return
         whole = self._take_whole(what)
-        self._paths.post(self._on_marker, attempt, row + 1, what, whole)
+        # Not by the paths, which drop what is said once they are closed: the snapshot is to be freed.
+        self._services.inbox.post(self._on_marker, attempt, row + 1, what, whole)
 
     def _take_whole(self, marker: SnapshotMarker) -> BlockingPartition | None:
         """The snapshot that ends with that marker; None if it marks none, or not all of one has come."""
@@ -215,12 +217,13 @@ class SnapshotHolder:
         self, attempt: int, end: int, marker: SnapshotMarker, whole: BlockingPartition | None
     ) -> None:
         """A marker has come, with the snapshot before it if that is whole; ``end`` is the row behind it."""
-        if attempt < self._attempt:
+        if attempt < self._attempt or self._released:
             if whole is not None:
                 whole.release(False)
             return
         self.fence(attempt)
         if whole is not None:
+            self._keep(self._kept.keys() - {marker.number})  # it may have come before
             self._kept[marker.number] = whole
         self._keep(marker.keep)
         self.channel.make_stable(ChannelRows(self._partition_id.producer, attempt, end))
@@ -248,6 +251,7 @@ class SnapshotHolder:
 
     def release(self) -> None:
         """Hold nothing any more; idempotent."""
+        self._released = True
         self._paths.close()
         self._input.gate.close()
         self._keep([])
