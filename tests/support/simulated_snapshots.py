@@ -19,6 +19,7 @@ from minishuffle.coordinator.jobs.job import Job
 from minishuffle.exchange.retained import RetainedPartition
 from minishuffle.ids import FIRST_ATTEMPT, AttemptId
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
+from minishuffle.wire.frames import ROW_MAX
 from minishuffle.worker.tasks.attempt import Attempt
 from minishuffle.worker.tasks.localsnapshots import LocalSnapshots
 from minishuffle.worker.tasks.snapshotholder import SnapshotHolder
@@ -30,8 +31,6 @@ Label: TypeAlias = tuple[int, int]
 """The attempt of the task, and the number of the snapshot."""
 
 
-ROW_MAX = 2**63 - 1
-"""What need not be retained for a consumer that reads no more."""
 Task: TypeAlias = tuple[int, int]
 """Operator and index."""
 
@@ -66,15 +65,16 @@ class SnapshotLog:
                 consumers = job.graph.consumers_of(number, producer)
                 written, stable = self._sent(job, (edge.source, producer), nexts, attempts, number)
                 for place, consumer in enumerate(consumers):
-                    if (goes_on := nexts[edge.target, consumer]) is not None:
-                        rows = {each.producer: each.row for each in goes_on.taken.get(number, ())}
-                        taken = rows.get(producer, 0)
-                        freed = stable[place] if stable and stable[place] < ROW_MAX else 0
-                        self.compared += 1
-                        assert max(written[place], freed) <= taken, (
-                            f"on edge {number} from {producer} to {consumer} the oldest snapshots have "
-                            f"{written[place]} rows written and {taken} taken, and {freed} are freed"
-                        )
+                    freed = stable[place] if stable else 0
+                    if (goes_on := nexts[edge.target, consumer]) is None or freed == ROW_MAX:
+                        continue
+                    rows = {each.producer: each.row for each in goes_on.taken.get(number, ())}
+                    taken = rows.get(producer, 0)
+                    self.compared += 1
+                    assert max(written[place], freed) <= taken, (
+                        f"on edge {number} from {producer} to {consumer} the oldest snapshots have "
+                        f"{written[place]} rows written and {taken} taken, and {freed} are freed"
+                    )
 
     def _sent(
         self,
