@@ -577,6 +577,7 @@ class Play:
                 each.segments_out == 0
                 and not each.worker._deployment.attempts
                 and not each.worker._deployment.holders
+                and not each.worker._deployment.services.snapshots.used
                 for each in self.cluster.living
             )
 
@@ -588,8 +589,8 @@ class Play:
             assert each.segments_out == 0, f"{each.segments_out} segments of worker {each.number} are out"
             services = each.worker._deployment.services
             assert services.budget.used == 0
-            left = services.retained.used, services.snapshots.used
-            assert left == (0, 0), f"worker {each.number} has {left} bytes retained and of snapshots left"
+            used = services.retained.used, services.snapshots.used
+            assert used == (0, 0), f"worker {each.number} has {used} bytes retained and of snapshots left"
             assert not each.worker._deployment.holders, f"worker {each.number} holds snapshots yet"
         self.cluster.validate(self.cluster.coordinator_host)
 

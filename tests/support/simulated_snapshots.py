@@ -106,9 +106,11 @@ class SnapshotLog:
         if task not in job.holders:
             return None
         named = job.holders.of(task)
-        has_some = named.worker and (named.has_all or named.number == FIRST_ATTEMPT)
-        number = named.former or (named.number if has_some else 0)
-        holder = holders.get(HeldTask(task, number).of(job.id)) if number else None
+        holder = holders.get(HeldTask(task, named.number).of(job.id)) if named.worker else None
+        if named.former and not (holder is not None and holder._has_all):  # The coordinator is about to hear.
+            holder = holders.get(HeldTask(task, named.former).of(job.id))
+        elif not (named.former or named.has_all or named.number == FIRST_ATTEMPT):
+            return None
         if holder is None or not holder._kept:  # Its worker leaves.
             return None
         label = self.labels.get(holder.partition)
