@@ -314,9 +314,12 @@ class Attaching:
 
     def _reattach(self, channel: ChannelKey, upstream: Upstream, now: float) -> list[Instruction]:
         """The coordinator has named the attempt to read from; an older word changes nothing, nor does any
-        once the end was read."""
+        once the end was read. What a task goes on from is with the holder that it was deployed with: the next
+        one does not have it."""
         entry = self.inputs[channel]
         if entry.phase is ChannelPhase.ENDED or upstream == entry.upstream:
+            return []
+        if is_holder(entry.producer.operator):
             return []
         if upstream.attempt < entry.upstream.attempt:
             return []
