@@ -80,7 +80,7 @@ SECONDS_TO_END = 10.0
 """Within which a job that was cancelled has ended, and nothing of it is left."""
 BY_A_LIMIT = re.compile(r"failed \d+ times within|found no free slot in time|network buffers")
 """Causes with which a job may fail that restarts its tasks."""
-STATE_LOST = re.compile(r"together with the holder|since its state is lost")
+STATE_LOST = re.compile(r"no worker has their snapshots any more")
 """Cause of a job that fails since a task was lost together with its only holder."""
 APART_FOR_GOOD = re.compile(
     r"finds no slot on another worker: .*no connection between worker (\d+)\b.* and worker (?!\1\b)\d+\b"
