@@ -52,7 +52,7 @@ from minishuffle.coordinator.jobs.savepoints import FolderWork
 from minishuffle.coordinator.journal.codec import OtherFormat, require_format
 from minishuffle.coordinator.journal.journalrecords import recalled_clock
 from minishuffle.coordinator.journal.store import CoordinatorJournal, JournalLost
-from minishuffle.coordinator.snapshotfolders import do_in_folder, in_thread, read_manifest
+from minishuffle.coordinator.snapshotfolders import SnapshotFolders
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot
@@ -180,7 +180,7 @@ class Coordinator:
             workers_anew=workers_anew,
             snapshot_dir=settings.snapshot_dir or _snapshots_in(state_dir),
         )
-        self._secret = b""
+        self._folders = SnapshotFolders()
         self._state = CoordinatorState(settings, facts, journal.records, random.random, now)
         self._journal = journal
         self._cluster = cluster
@@ -221,7 +221,8 @@ class Coordinator:
         Raises:
             UsageError: the port is taken, or the host is not one of this machine's.
         """
-        identity, self._secret = Identity(Role.COORDINATOR, self._cluster, 0, 0), secret
+        identity = Identity(Role.COORDINATOR, self._cluster, 0, 0)
+        self._folders = SnapshotFolders(secret)
         await self._server.start(
             host,
             port,
@@ -397,14 +398,14 @@ class Coordinator:
         self._carry_out(self._state.host_looked(look.ticket, answer, self._loop.time()))
 
     async def _work_in_folder(self, work: FolderWork) -> None:
-        found = await in_thread(partial(do_in_folder, work, self._secret))
+        found = await self._folders.work_in(work)
         if work.work != "discard":
             self._carry_out(self._state.folder_ready(work, found, self._loop.time()))
         elif isinstance(found, ShuffleError):
             _log.warning("what a savepoint has left is not removed: %s", found)
 
     async def _read_snapshot(self, read: ReadSnapshot) -> None:
-        found = await in_thread(partial(read_manifest, read.message, self._secret))
+        found = await self._folders.manifest_for(read.message)
         self._carry_out(self._state.snapshot_read(read.ticket, found, self._loop.time()))
 
     def _in_background(self, work: Coroutine[None, None, None], name: str) -> None:

@@ -7,7 +7,9 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from minishuffle.coordinator.jobs.savepoints import CHECKED_FILE, FolderWork
 from minishuffle.errors import ResourceExhausted, ShuffleError, UsageError, described
@@ -16,7 +18,7 @@ from minishuffle.snapshots.sealedmanifest import SnapshotManifest
 from minishuffle.snapshots.storage import folder_at
 from minishuffle.wire.requests import SubmitJob
 
-__all__ = ["do_in_folder", "in_thread", "read_manifest"]
+__all__ = ["SnapshotFolders", "do_in_folder", "in_thread", "read_manifest"]
 
 _Found = TypeVar("_Found")
 _log = logging.getLogger("minishuffle.coordinator")
@@ -46,6 +48,28 @@ async def in_thread(call: Callable[[], _Found]) -> _Found | ShuffleError:
 
     threading.Thread(target=work, name="snapshot folder", daemon=True).start()
     return await settled
+
+
+class SnapshotFolders:
+    """The folders of a coordinator's snapshots. One thing is done in a folder at a time, in the order in
+    which it is asked for: a snapshot that is removed is not written then.
+
+    Args:
+        secret: signs manifests.
+    """
+
+    def __init__(self, secret: bytes = b"") -> None:
+        self._secret = secret
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def work_in(self, work: FolderWork) -> SnapshotManifest | ShuffleError | None:
+        """Do it: see :func:`do_in_folder`. Gives its error, if it raises one."""
+        async with self._turns.setdefault(work.folder, asyncio.Lock()):
+            return await in_thread(partial(do_in_folder, work, self._secret))
+
+    async def manifest_for(self, message: SubmitJob) -> SnapshotManifest | ShuffleError:
+        """The manifest from which a job is to go on: see :func:`read_manifest`; or its error."""
+        return await in_thread(partial(read_manifest, message, self._secret))
 
 
 def do_in_folder(work: FolderWork, secret: bytes) -> SnapshotManifest | None:

@@ -1083,7 +1083,7 @@ class CoordinatorState:
             return self._settle(now)
         match work.work:
             case "prepare":
-                job.folder_prepared(work.savepoint, problem, at)
+                job.folder_prepared(work, problem, at)
             case "open":
                 job.snapshot_opened(work, found, at)
             case _:

@@ -64,7 +64,11 @@ class Folder(Protocol):
         """What is in it, by name; nothing if it does not exist."""
 
     def create(self, name: str) -> OpenFile:
-        """Begin to write a file, in place of another of this name if there is one; the folder exists then."""
+        """Begin to write a file, in place of another of this name if there is one.
+
+        Raises:
+            StorageUnavailable: e.g. a folder on a disk is not there, as one that was removed meanwhile.
+        """
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """Bytes of a file from ``offset`` on, fewer than ``length`` only if it has no more.
@@ -145,7 +149,6 @@ class _Written:
     def __init__(self, path: Path) -> None:
         self._path = path
         with _reported(str(path)):
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._file: BinaryIO = path.open("wb")
 
     def write(self, data: Any, /) -> None:
@@ -211,6 +214,8 @@ class _Directory:
     def publish(self, name: str, data: bytes) -> None:
         path = self._path / name
         hidden = path.with_name(f".{name}.new")
+        with _reported(str(path)):
+            path.parent.mkdir(parents=True, exist_ok=True)
         file = self.create(hidden.name)
         file.write(data)
         file.close()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from minishuffle.coordinator.jobs.savepoints import CHECKED_FILE, FolderWork
-from minishuffle.coordinator.snapshotfolders import do_in_folder, in_thread, read_manifest
+from minishuffle.coordinator.snapshotfolders import SnapshotFolders, do_in_folder, in_thread, read_manifest
 from minishuffle.errors import (
     ResourceExhausted,
     ShuffleError,
@@ -19,6 +21,7 @@ from minishuffle.errors import (
     UntrustedSnapshot,
     UsageError,
 )
+from minishuffle.snapshots.catalog import commit
 from minishuffle.wire.requests import SubmitJob
 from support.savedjobs import SECRET, manifest_of
 
@@ -78,3 +81,34 @@ def test_whatever_a_storage_does_its_caller_hears_of_it(
 ) -> None:
     said = asyncio.run(in_thread(call))
     assert said == found if isinstance(found, str) else isinstance(said, found)
+
+
+def test_what_is_removed_while_it_is_written_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow_commit(*args: Any) -> None:
+        begun.set()
+        assert goes_on.wait(30)
+        commit(*args)
+
+    monkeypatch.setattr("minishuffle.coordinator.snapshotfolders.commit", slow_commit)
+    where = str(tmp_path / "s1")
+
+    async def together() -> None:
+        folders = SnapshotFolders(SECRET)
+        await folders.work_in(FolderWork("j1", 1, where, "prepare", "words"))
+        writing = asyncio.create_task(
+            folders.work_in(FolderWork("j1", 1, where, "commit", manifest=manifest_of()))
+        )
+        await asyncio.to_thread(begun.wait, 30)
+        removing = asyncio.create_task(folders.work_in(FolderWork("j1", 1, where, "discard")))
+        elsewhere = FolderWork("j1", 2, str(tmp_path / "s2"), "prepare", "words")
+        assert await folders.work_in(elsewhere) is None, "no other folder waits"
+        assert not removing.done()
+        goes_on.set()
+        await asyncio.gather(writing, removing)
+
+    asyncio.run(together())
+    assert [path.name for path in tmp_path.iterdir()] == ["s2"]

@@ -16,11 +16,13 @@ def test_files_are_written_listed_read_and_removed(tmp_path: Path) -> None:
     assert top.entries() == []
     folder = top.child("s")
     assert (folder.where, folder.name()) == (f"{tmp_path}/new/place/s", "s")
+    with pytest.raises(StorageUnavailable, match="No such file"):
+        folder.create("a.state")  # nor does one that was removed come back
+    folder.publish(MANIFEST, b"all")
     file = folder.create("a.state")
     file.write(b"0123")
     file.write(memoryview(b"456"))
     file.close()
-    folder.publish(MANIFEST, b"all")
     assert [(each.name, each.is_folder, each.bytes) for each in folder.entries()] == [
         ("a.state", False, 7),
         (MANIFEST, False, 3),

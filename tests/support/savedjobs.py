@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -19,7 +20,7 @@ from minishuffle.snapshots.sealedmanifest import (
 from minishuffle.snapshots.statefile import TaskStateWriter
 from minishuffle.snapshots.storage import Folder
 
-__all__ = ["SECRET", "counts", "manifest_of", "save", "save_parts"]
+__all__ = ["SECRET", "counts", "manifest_of", "prepare", "save", "save_parts"]
 
 SECRET = b"a secret of thirty-two characters"
 
@@ -47,8 +48,15 @@ def manifest_of(**fields: object) -> SnapshotManifest:
     return SnapshotManifest(**usual | {"name": "words"} | fields)  # type: ignore[arg-type]
 
 
+def prepare(folder: Folder) -> None:
+    """Have the folder exist, as it does before tasks write into it; object stores have no folders."""
+    if "://" not in folder.where:
+        Path(folder.where).mkdir(parents=True, exist_ok=True)
+
+
 def save_parts(folder: Folder, operator: SavedOperator, parts: Iterable[StatePart]) -> SnapshotManifest:
     """Write a snapshot with the state of one operator of one subtask."""
+    prepare(folder)
     writer = TaskStateWriter(folder, state_file(0, 0, 1))
     for part in parts:
         writer.write(operator.id, part)
@@ -61,6 +69,7 @@ def save_parts(folder: Folder, operator: SavedOperator, parts: Iterable[StatePar
 def save(folder: Folder, keys: Iterable[str] = ("a", "the", "ccc"), **fields: object) -> SnapshotManifest:
     """Write a snapshot into the folder, with the state of two subtasks."""
     keys, tasks = list(keys), [SavedTask(0, 0, "ended", None)]
+    prepare(folder)
     for index in range(2):
         writer = TaskStateWriter(folder, state_file(1, index, 1))
         writer.write("count-1", counts(keys, index, 2))

@@ -891,11 +891,15 @@ class Job:
         self.savepoint.pauses_within(pause_seconds)
         self.history.note(at, "savepoint begun", f"into {self.savepoint.where}")
 
-    def folder_prepared(self, number: int, problem: str, at: float) -> None:
+    def folder_prepared(self, work: FolderWork, problem: str, at: float) -> None:
         """The folder of a savepoint or durable snapshot was made by the coordinator, or could not be."""
-        if (self.cut.number, self.cut.phase) == (number, "checking"):
+        checking = (work.savepoint, "checking")
+        if (self.cut.number, self.cut.phase) == checking:
             self._take_cut(problem, at)
-        elif (self.savepoint.number, self.savepoint.phase) == (number, "checking"):
+        elif (self.savepoint.number, self.savepoint.phase) != checking:
+            if not problem:
+                self.savepoint.prepared_too_late(work)
+        else:
             if problem:
                 self._fail_savepoint(problem, at)
             else:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
 from minishuffle.coordinator.jobs.lifecycle import WAITING
@@ -188,6 +188,10 @@ class JobSavepoint(SavepointRecord):
         self.is_made = True
         self._unchecked.update(workers)
         self._unsent.update(self._unchecked)
+
+    def prepared_too_late(self, work: FolderWork) -> None:
+        """The file is in the folder of one that has failed meanwhile: nobody else knows that."""
+        self.work.append(replace(work, work="discard"))
 
     def checked(self, worker: int) -> bool:
         """A worker has found the file; True once all have."""

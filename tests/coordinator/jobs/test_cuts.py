@@ -94,6 +94,16 @@ def cuts(
     return Cuts(make_cluster(snapshot_dir="/s"), graph, monkeypatch)
 
 
+def test_a_folder_that_is_made_too_late_is_removed(cuts: Cuts) -> None:
+    cuts.cluster.advance(cuts.interval + 1.0)
+    preparing = cuts.work[-1]
+    assert preparing.work == "prepare"
+    cuts.cluster.request(CancelJob(job=cuts.job))
+    assert cuts.work[-1] == preparing, "the folder is not there yet"
+    cuts.answer()
+    assert (cuts.work[-1].work, cuts.work[-1].folder) == ("discard", preparing.folder)
+
+
 def test_one_is_taken_each_interval_while_the_job_runs_and_the_last_two_are_kept(cuts: Cuts) -> None:
     for number in range(1, 5):
         cuts.begin()
