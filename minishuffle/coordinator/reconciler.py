@@ -137,6 +137,10 @@ def _neighbour_tasks(job: Job, worker: int, here: Iterable[Subtask]) -> list[Sub
     keys = {
         key for task in here for key in (*job.graph.producers(*task.key), *job.graph.consumers(*task.key))
     }
-    keys |= {held.key for held in job.holders.on(worker) if job.holders.worker_of(held.key) == worker}
+    keys |= {
+        key
+        for key, _ in job.holders.on(worker)
+        if worker in (job.holders.worker_of(key), job.subtasks[key].resumption.state_worker)
+    }
     live = (task for task in job.subtasks.values() if task.state in ("created", "running", "finished"))
     return [task for task in live if task.on_worker and task.key in keys]

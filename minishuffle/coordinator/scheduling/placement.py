@@ -709,16 +709,13 @@ def placed_attempt(task: Subtask) -> PlacedAttempt:
 def _neighbour_workers(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
     """For each task, the workers to tell of its new attempt.
 
-    These are its own worker, unless it is the first attempt, the workers with its state or its snapshots,
-    and the workers of attempts that exchange rows with it or may be asked for rows. Consumers that
+    These are its own worker, unless it is the first attempt, the workers with its state or its snapshots
+    (the holder before among them, if it reads that), and the workers of attempts that exchange rows with it or may be asked for rows. Consumers that
     have read all its rows are left out, and so are tasks deployed together with it, whose DeployTasks names
     it.
     """
     together = {task.key for task in tasks}
-    keepers = [
-        {task.resumption.state_worker if task.resumption.keeps_state else 0, job.holders.worker_of(task.key)}
-        for task in tasks
-    ]
+    keepers = [{task.resumption.state_worker, job.holders.worker_of(task.key)} for task in tasks]
     others: dict[int, list[Subtask]] = {}
     for task in job.subtasks.values():
         live = task.on_worker and task.state in ("created", "running", "finished")
