@@ -96,6 +96,8 @@ class Audit:
     seen: dict[tuple[int, int], tuple[int, Counter[tuple[int, int, int]]]] = field(default_factory=dict)
     """By subtask that has ended and loses nothing, its latest attempt, and the rows (operator of who has sent
     it, split, number in the split) in its state."""
+    ended: set[Sender] = field(default_factory=set)
+    """Attempts that have come to their end."""
 
     def do_mischief(self, operator: int, index: int, *kinds: Mischief) -> None:
         """What this subtask is to do of these kinds.
@@ -167,6 +169,7 @@ class Audit:
 
     def note_end(self, me: Sender, seen: Counter[tuple[int, int, int]]) -> None:
         """An attempt has come to its end with these rows in its state."""
+        self.ended.add(me)
         if me[2] >= self.seen.get(me[:2], (0,))[0]:
             self.seen[me[:2]] = me[2], Counter(seen)
 

@@ -481,6 +481,7 @@ class Play:
             for worker, attempt in cluster.attempts
             for subtask in [attempt.id.subtask]
             if not worker.host.dead and (subtask.operator, subtask.index) not in cluster.audit.done
+            if (subtask.operator, subtask.index, attempt.id.attempt) not in cluster.audit.ended
             if any(
                 each.id == replace(attempt.id, attempt=attempt.id.attempt + 1) for _, each in cluster.attempts
             )

@@ -13,7 +13,9 @@ producers run again with it.
 
 *Retained* partitions, of a job with a guarantee, count as kept too: the next attempt of a consumer reads them
 from where its snapshot was taken. A finished task may be needed for consumers of its consumers: once lost,
-these go on from earlier snapshots, and ask it again.
+these go on from earlier snapshots, and ask it again. Where a task deals its rows out in turn, its next
+attempt gives one consumer what another has had before, unless it makes the same rows. So consumers that have
+finished run again with it, from their own snapshots.
 
 A finished source whose partition is lost *repeats its rows* if the job waits for unavailable consumers: it
 reads again from the position at which the lost attempt began. So does a source that is lost before any of
@@ -238,6 +240,18 @@ class Ends:
                     found[key] = task
                     fresh.append(key)
         return list(found.values())
+
+    def dealt_otherwise(self, producer: Subtask) -> list[Subtask]:
+        """The finished consumers of a task with a guarantee to which its next attempt may deal other rows."""
+        if producer.operator not in self._behind or producer.same_rows:
+            return []
+        return [
+            task
+            for edge in self._graph.outputs_of(producer.operator)
+            for consumer in self._graph.consumers_of(edge, producer.index)
+            if (task := self._tasks[self._graph.edges[edge].target, consumer]).state == "finished"
+            and not self._graph.parts_alike(edge)
+        ]
 
     def is_released(self, producer: TaskKey) -> bool:
         """Whether no consumer will need the partitions of a producer once it has finished."""

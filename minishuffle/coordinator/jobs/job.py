@@ -1356,6 +1356,15 @@ class Job:
                 self._restart(task, at, "with those beside it")
         self.timers.join(self.replays.take_ready())
 
+    def _read_again(self, at: float) -> None:
+        """Finished consumers run again to which the next attempt of a pending task may deal other rows."""
+        pending = list(self.timers)
+        while pending:
+            producer = self.subtasks[pending.pop()]
+            for task in self.ends.dealt_otherwise(producer):
+                self._restart(task, at, f"with {producer}, which deals its rows out anew")
+                pending.append(task.key)
+
     def _restart(
         self, task: Subtask, at: float, where: str, *, due: float | None = None, reason: str = ""
     ) -> None:
@@ -1648,6 +1657,7 @@ class Job:
             self._restart_together(keys, at)
         if self.fallback.is_read and self.cancellations.regions.at_rest:
             self._begin_again(at)
+        self._read_again(at)
         self._replay(at)
         states = self.subtasks.states
         if self.state == "created" and not (states["created"] or self.timers or self.subtasks.all_wait):

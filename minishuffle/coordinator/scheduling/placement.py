@@ -709,10 +709,10 @@ def placed_attempt(task: Subtask) -> PlacedAttempt:
 def _neighbour_workers(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
     """For each task, the workers to tell of its new attempt.
 
-    These are its own worker, unless it is the first attempt, the workers with its state or its snapshots
-    (the holder before among them, if it reads that), and the workers of attempts that exchange rows with it or may be asked for rows. Consumers that
-    have read all its rows are left out, and so are tasks deployed together with it, whose DeployTasks names
-    it.
+    These are its own worker, unless it is the first attempt, the workers with its state or its snapshots (the
+    former holder's too, if the attempt reads from there), and the workers of attempts that exchange rows with
+    it or may be asked for rows. Consumers that have read all its rows are left out, and so are tasks deployed
+    together with it, whose DeployTasks names it.
     """
     together = {task.key for task in tasks}
     keepers = [{task.resumption.state_worker, job.holders.worker_of(task.key)} for task in tasks]

@@ -403,3 +403,27 @@ def test_nothing_is_retained_for_a_consumer_that_has_finished_for_good(cluster: 
     cluster.lose(workers[0])
     (spec,) = [spec for worker in workers[3:] for each in worker.got(DeployTasks) for spec in each.tasks]
     assert {output.edge: output.closed for output in spec.outputs} == {0: [0], 1: []}
+
+
+@pytest.mark.parametrize(("partitioner", "again"), [("rebalance", ["map", "count"]), ("hash", ["map"])])
+def test_a_finished_consumer_runs_again_if_it_may_be_dealt_other_rows(
+    cluster: FakeCluster, partitioner: str, again: list[str]
+) -> None:
+    """One of two subtasks of count has had all that was dealt to it; what deals to both is lost."""
+    workers = [cluster.add(slots=1) for _ in range(6)]
+    graph = chain(guarantee="at_least_once")
+    vertices = [*graph.vertices[:2], graph.vertices[2].model_copy(update={"parallelism": 2})]
+    edges = [graph.edges[0], graph.edges[1].model_copy(update={"partitioner": partitioner})]
+    cluster.submit(graph.model_copy(update={"vertices": vertices, "edges": edges}))
+    cluster.report_all("j1", "running")
+    for number, task in enumerate([("j1", 0, 0), ("j1", 1, 0), ("j1", 2, 0)]):
+        cluster.report(workers[number], task, "finished")
+    cluster.lose(workers[1])
+    deployed = [
+        (spec.name, spec.index, spec.attempt)
+        for worker in workers
+        for each in worker.got(DeployTasks)
+        for spec in each.tasks
+        if spec.attempt > 1
+    ]
+    assert sorted(deployed) == sorted((name, 0, 2) for name in again)
