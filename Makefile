@@ -21,7 +21,7 @@ SIMULATED := tests/e2e/test_simulated_clusters.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup try demo test test-fast dist docs fmt lint types bench soak clean
-.PHONY: setup-try soak-setup soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-pause soak-reach soak-tls soak-blocking soak-tcp soak-join soak-ledger
+.PHONY: setup-try soak-setup soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-pause soak-reach soak-tls soak-blocking soak-tcp soak-join soak-savepoint soak-ledger
 
 help: ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,7 +74,7 @@ bench: setup ## Measure transport, exchange and keyBy (some minutes)
 	$(WITHIN) 900 $(BIN)/minishuffle bench spark
 
 soak: soak-setup ## Run what takes too long for the tests (some hours): failures, silent hosts, workers that hang or that functions end, planned stops, spinning threads, seeds, examples
-	$(MAKE) soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-pause soak-reach soak-tls soak-blocking soak-tcp soak-join soak-ledger
+	$(MAKE) soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-pause soak-reach soak-tls soak-blocking soak-tcp soak-join soak-savepoint soak-ledger
 
 soak-setup:
 	@scripts/bootstrap --soak
@@ -127,6 +127,9 @@ soak-pause: soak-setup ## The join of ads at full rate, paused fifty times: how 
 
 soak-join: soak-setup ## The join of ads under a guarantee, and a worker killed each 10 s (half an hour)
 	$(WITHIN) 3600 $(BIN)/python scripts/soak-join
+
+soak-savepoint: soak-setup ## A savepoint of a gigabyte: how long the job stands, and what follows at twice and half the parallelism (3 minutes)
+	$(WITHIN) 1800 $(BIN)/python scripts/soak-savepoint
 
 soak-ledger: soak-setup ## All that was recorded of jobs, played again (6 minutes)
 	MINISHUFFLE_SOAK=1 $(WITHIN) 7200 $(BIN)/python -m pytest -q --timeout 3600 tests/api/test_ledger.py

@@ -56,6 +56,14 @@ class Chunk:
         """Those of these numbers, in their order."""
         return self.batch.take(numbers - self.first)
 
+    def pieces(self, most: int) -> Iterator[tuple[Numbers, Batch]]:
+        """(Numbers, records) that are held, in order, at most so many at a time. As long as none is let go,
+        columns are not copied."""
+        numbers = self.numbers
+        for begin in range(0, len(numbers), most):
+            some = numbers[begin : begin + most]
+            yield some, self.records(some) if self.gone else self.batch.slice(begin, begin + len(some))
+
     def take_until(self, limit: int) -> Numbers:
         """Let go of the records up to ``limit``, and give their numbers, in order."""
         if self._by_time is None:

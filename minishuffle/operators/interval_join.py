@@ -19,7 +19,7 @@ from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.base import Emit
 from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import Late
-from minishuffle.operators.held_records import Chunk, Held
+from minishuffle.operators.held_records import Held
 from minishuffle.operators.join_inputs import BOTH_DROPPED, LEFT, RIGHT, Bounds, TimedJoin, record_times
 from minishuffle.operators.join_results import BatchesOut, JoinResults
 from minishuffle.operators.key_slots import KeySlots
@@ -134,12 +134,11 @@ class IntervalJoin(TimedJoin):
 
     def write_side(self, input: int) -> Iterator[Records]:
         for chunk in self._held[input].chunks:
-            numbers = chunk.numbers
-            for begin in range(0, len(numbers), BATCH_ROWS_MAX):
-                yield self._records(chunk, numbers[begin : begin + BATCH_ROWS_MAX], input)
+            for numbers, batch in chunk.pieces(BATCH_ROWS_MAX):
+                yield self._records(numbers, batch, input)
 
-    def _records(self, chunk: Chunk, numbers: Numbers, input: int) -> Records:
-        held, batch = self._held[input], chunk.records(numbers)
+    def _records(self, numbers: Numbers, batch: Batch, input: int) -> Records:
+        held = self._held[input]
         marks = {"time": pa.array(record_times(batch)), "matched": pa.array(held.matched[numbers])}
         # Columns are held without those of their keys that are in no result.
         keys = self._keys[input].columns(held.slots[numbers]) if batch.keys is None else batch.keys

@@ -32,6 +32,16 @@ def names_of(batch: Batch) -> list[str]:
     return [row if isinstance(row, str) else row["name"] for row in rows_of(batch)]
 
 
+def held_in(held: Held) -> list[str]:
+    """The names of all records, as they are written down, by fours at most."""
+    names = []
+    for chunk in held.chunks:
+        for numbers, batch in chunk.pieces(4):
+            assert names_of(batch) == names_of(chunk.records(numbers)) and len(batch) <= 4
+            names += names_of(batch)
+    return names
+
+
 def found(held: Held, slots: Any, times: Any) -> list[tuple[int, str]]:
     pairs = []
     for asked, numbers in held.find(slots, Batch(pa.record_batch({"asked": slots}), None, times)):
@@ -95,6 +105,7 @@ def test_all_partners_are_found_once_whatever_came_and_went(
             assert sorted(gone) == sorted(f"{slot}@{time}" for slot, time in model if time <= limit)
             model = [(slot, time) for slot, time in model if time > limit]
             assert len(held) == len(model)
+            assert sorted(held_in(held)) == sorted(f"{slot}@{time}" for slot, time in model)
             assert held.earliest == min((time for _, time in model), default=END_OF_TIME)
             # Nobody asks for what is gone: those were let go that can match no more.
             asked = [(slot, limit + before + 1 + shift) for slot in (-1, 0, 3, 4) for shift in (0, 3, 15, 60)]
