@@ -1,5 +1,5 @@
 """``minishuffle demo``: a cluster, a checked word count, a keyBy job with its metrics, a worker killed under
-a join that goes on, and Spark's data through a join and back."""
+a join that goes on and loses nothing, and Spark's data through a join and back."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ from minishuffle.cli.ownprocesses import is_minishuffle
 from minishuffle.cli.pipeline import show_outcome, started_spark
 from minishuffle.cli.session import late_global_options
 from minishuffle.cli.tables import byte_text, rate_text
-from minishuffle.client import JobHandle
+from minishuffle.client import OVER, JobHandle
 from minishuffle.console import console, new_table
 from minishuffle.errors import (
     ShuffleError,
+    UsageError,
     text_of,
 )
-from minishuffle.examples.ads import ads
+from minishuffle.examples.ads import audit_pairs, pairs
 from minishuffle.examples.keyby import keyby
 from minishuffle.examples.wordcount import SHIPPED_TEXT, wordcount, words
 from minishuffle.ids import Address
 from minishuffle.local import LocalCluster
 from minishuffle.pipelines import DataDirectory
 from minishuffle.pipelines.run import run_once
+from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.requests import JobInfo
 
 __all__ = ["READINGS", "Reading", "Samples", "demo", "scrape", "total"]
@@ -134,10 +136,12 @@ FLIGHTS_MASTER = "local[5]"
 """A slot for each split of both inputs, however many processors there are."""
 FLIGHTS_PARALLELISM = 3
 JOIN_PARALLELISM = 4
-JOINED = "join -> training"
+JOINED = "join -> to_files"
+JOIN_RATE = 20_000
 WITHIN_SECONDS = 0.5
-BEFORE_SECONDS, AFTER_SECONDS = 3.0, 4.0
-"""How long the join is watched before and after its worker is killed."""
+BEFORE_SECONDS, JOIN_SECONDS = 3.0, 8.0
+"""How long the join is watched before its worker is killed, and for how long its inputs come."""
+JOIN_TIMEOUT = 60.0
 SAMPLE_SECONDS = 0.2
 TIMELINE = ("task lost", "task deployed", "task running", "outputs reattached", "first record")
 """Events of a recovery that are shown."""
@@ -218,19 +222,25 @@ def _readings(before: Samples, now: Samples, seconds: float) -> Table:
 
 
 def run_recovery(cluster: LocalCluster, out: Console) -> Verdict:
-    """Kill a worker under a running join, and show what the lost subtasks and the others take in."""
-    handle = cluster.submit(ads(within=WITHIN_SECONDS), name="ads", parallelism=JOIN_PARALLELISM)
+    """Kill a worker under a running join that is to lose nothing, show what the lost subtasks and the others
+    take in, and compare what the join has written with plain Python."""
+    records = int(JOIN_RATE * JOIN_SECONDS)
+    joined = pairs(JOIN_RATE, records, WITHIN_SECONDS).to_files(cluster.state_dir / "pairs", seconds=1)
+    settings = JobSettings(guarantee="at_least_once")
+    handle = cluster.submit(joined, name="ads", parallelism=JOIN_PARALLELISM, settings=settings)
     try:
         before = _until_all_run(handle)
         victim = max(task.worker for task in before.tasks)
-        rates = _watched(cluster, BEFORE_SECONDS)
+        end = time.monotonic() + BEFORE_SECONDS
+        rates = _watched(cluster, lambda: time.monotonic() > end)
         killed = time.time()
         cluster.kill_worker(victim)
-        rates += _watched(cluster, AFTER_SECONDS)
-        after = _until_all_run(handle)
+        deadline = time.monotonic() + JOIN_TIMEOUT
+        rates += _watched(cluster, lambda: time.monotonic() > deadline or handle.info().state in OVER)
     finally:
-        handle.cancel()
-        handle.wait_until_over(CANCEL_SECONDS)
+        with contextlib.suppress(UsageError):  # It has finished, as it should.
+            handle.cancel()
+        after = handle.wait_until_over(CANCEL_SECONDS)
     lost = {task.index for task in before.tasks if task.worker == victim}
     _show_rates(out, rates, lost)
     again = 0.0
@@ -241,12 +251,14 @@ def run_recovery(cluster: LocalCluster, out: Console) -> Verdict:
             out.print(f"{passed:7.0f} ms  {event.kind}: {event.text}", highlight=False)
     attempts = {(task.operator, task.index): task.attempt for task in before.tasks}
     changed = [task for task in after.tasks if task.attempt > attempts[task.operator, task.index]]
+    found = audit_pairs((file.path for file in handle.files()), records, WITHIN_SECONDS)
     text = (
         f"worker {victim} killed: its {len(changed)} tasks ran again after {again:.0f} ms, the other "
-        f"{len(after.tasks) - len(changed)} ran on; {sum(after.rows_dropped.values()):,} rows dropped, up to "
-        f"{after.rows_in_flight:,} more lost in flight"
+        f"{len(after.tasks) - len(changed)} ran on; of {records:,} rows {found.lost:,} are lost, "
+        f"{found.again:,} came twice, {found.wrong:,} are not plain Python's"
     )
-    return Verdict({task.index for task in changed} == lost, text)
+    is_whole = after.state == "finished" and not (found.lost or found.wrong)
+    return Verdict(is_whole and {task.index for task in changed} == lost, text)
 
 
 def _until_all_run(handle: JobHandle) -> JobInfo:
@@ -260,11 +272,10 @@ def _until_all_run(handle: JobHandle) -> JobInfo:
         time.sleep(SAMPLE_SECONDS / 4)
 
 
-def _watched(cluster: LocalCluster, seconds: float) -> list[dict[int, float]]:
+def _watched(cluster: LocalCluster, is_over: Callable[[], bool]) -> list[dict[int, float]]:
     """Records that each subtask of the join has taken in so far, looked up again and again."""
     found: list[dict[int, float]] = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while not is_over():
         taken: dict[int, float] = {}
         for worker in cluster.status().workers:
             with contextlib.suppress(OSError):  # The one that was killed does not answer.
@@ -309,7 +320,7 @@ def run_flights(cluster: LocalCluster, out: Console) -> Verdict:
 STAGES: dict[str, tuple[str, Callable[[LocalCluster, Console], Verdict]]] = {
     "wordcount": ("counting the words of Alice's Adventures in Wonderland", run_wordcount),
     "keyby": ("20,000 records a second by key, until cancelled", run_keyby),
-    "recovery": ("a worker killed under a join of two endless streams", run_recovery),
+    "recovery": ("a worker killed under a join of two streams that is to lose nothing", run_recovery),
     "flights": ("New York's flights of 2013 joined with the weather, from Spark and back", run_flights),
 }
 

@@ -6,20 +6,32 @@ follows from its id, so :func:`answer` says what the join must give.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pydantic import Field
 
 from minishuffle.api.columns import col
 from minishuffle.api.stream import Table
-from minishuffle.examples.adrequests import FEATURES, LATEST, MOMENT, AdRequests, Values, sigmoid, timestamps
+from minishuffle.examples.adrequests import (
+    FEATURES,
+    LATEST,
+    MOMENT,
+    AdRequests,
+    Flags,
+    Values,
+    sigmoid,
+    timestamps,
+)
 from minishuffle.operators.base import TaskContext
 
-__all__ = ["Training", "ads", "answer", "clicks", "impressions"]
+__all__ = ["PairsAudit", "Training", "ads", "answer", "audit_pairs", "clicked_in_time", "pairs"]
 
 LEARNING_RATE: Final = 0.5
 STEP_ROWS: Final = 256
@@ -29,9 +41,35 @@ RECENT: Final = 50_000
 
 def answer(records: int, within: float = 2.0) -> dict[str, int]:
     """What the join of requests 0 to ``records`` - 1 gives: ``examples``, and how many of them ``clicks``."""
+    return {"examples": records, "clicks": int(clicked_in_time(records, within).sum())}
+
+
+def clicked_in_time(records: int, within: float) -> Flags:
+    """Whether the join gives a click to each of requests 0 to ``records`` - 1."""
     ids, requests = np.arange(records), AdRequests(1, within)
-    in_time = requests.click_delays(ids) <= requests.within_micros
-    return {"examples": records, "clicks": int((requests.clicked(ids) & in_time).sum())}
+    return requests.clicked(ids) & (requests.click_delays(ids) <= requests.within_micros)
+
+
+class PairsAudit(NamedTuple):
+    """How the rows of files differ from what the join gives: rows that are missing, those that are there more
+    than once, and those that it does not give."""
+
+    lost: int
+    again: int
+    wrong: int
+
+
+def audit_pairs(files: Iterable[str | Path], records: int, within: float) -> PairsAudit:
+    """Compare what :func:`pairs` of requests 0 to ``records`` - 1 has written into Parquet files, row by row,
+    with what follows from their numbers."""
+    found = np.zeros((2, records), np.int64)
+    for file in files:
+        rows = pq.read_table(file, columns=["request", "at_right"])
+        has_click = np.asarray(pc.is_valid(rows["at_right"])).astype(np.int64)
+        np.add.at(found, (has_click, np.asarray(rows["request"])), 1)
+    right = found[clicked_in_time(records, within).astype(np.int64), np.arange(records)]
+    there = int((right > 0).sum())
+    return PairsAudit(records - there, int(right.sum()) - there, int(found.sum() - right.sum()))
 
 
 def impressions(rate: int, records: int | None, sources: int | None = None) -> Table:
@@ -69,6 +107,13 @@ def clicks(rate: int, records: int | None, within: float, sources: int | None = 
     clicked = _by(sources, generated).filter(col("clicked")).drop("clicked")
     late = timedelta(microseconds=LATEST * requests.within_micros)
     return _by(sources, clicked.event_time("at", out_of_order=late))
+
+
+def pairs(rate: int, records: int | None, within: float, sources: int | None = None) -> Table:
+    """Each impression once, with ``at_right``, the time of its click, null without one ``within`` seconds."""
+    shown = impressions(rate, records, sources).key_by("request")
+    followed = clicks(rate, records, within, sources).key_by("request")
+    return shown.join(followed, how="left", within=timedelta(seconds=within))
 
 
 def _by(subtasks: int | None, table: Table) -> Table:
@@ -119,7 +164,4 @@ def ads(
     ``records`` ends the job after that many impressions. ``within`` is how many seconds an impression waits
     for its click. ``sources`` is the parallelism of each of the two streams (default: the job's).
     """
-    shown = impressions(rate, records, sources).key_by("request")
-    followed = clicks(rate, records, within, sources).key_by("request")
-    pairs = shown.join(followed, how="left", within=timedelta(seconds=within))
-    return pairs.to(Training()).name("training")
+    return pairs(rate, records, within, sources).to(Training()).name("training")

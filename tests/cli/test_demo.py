@@ -16,8 +16,8 @@ from support.soak import SOAK
 
 pytestmark = [pytest.mark.extra, pytest.mark.slow]
 
-SHORT = {"KEYBY_SECONDS": 1.0, "REFRESH_SECONDS": 0.5, "BEFORE_SECONDS": 0.5, "AFTER_SECONDS": 0.5}
-"""How long the endless jobs run: as long as it takes to see rows of theirs."""
+SHORT = {"KEYBY_SECONDS": 1.0, "REFRESH_SECONDS": 0.5, "BEFORE_SECONDS": 0.5, "JOIN_SECONDS": 2.0}
+"""How long the endless jobs run, and inputs come: as long as it takes to see rows of theirs."""
 
 
 @pytest.mark.timeout(240)
@@ -46,6 +46,8 @@ def test_the_demo_passes_and_leaves_nothing(
     assert f"EQUAL: {rows:,} rows of minishuffle and of Spark" in out
     assert f"\n{rows_in:,} rows in at " in out and ", 0 late; " in out
     assert "ran again after" in out and " ran on; " in out
+    rows_joined = int(demo.JOIN_RATE * demo.JOIN_SECONDS)
+    assert f"of {rows_joined:,} rows 0 are lost, " in " ".join(out.split())
     assert out.count(" ok ") == 6
     assert "minishuffle cluster up" in out.splitlines()[-3]
     assert list((tmp_path / "tmp").iterdir()) == []

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from minishuffle.examples.adrequests import BIAS, FEATURES, TASTE, AdRequests
-from minishuffle.examples.ads import Training, ads, answer
+from minishuffle.examples.ads import PairsAudit, Training, ads, answer, audit_pairs, clicked_in_time
 from minishuffle.local import LocalCluster
 from minishuffle.operators.base import TaskContext
 from minishuffle.plan.planner import compile_job
@@ -25,6 +27,16 @@ def test_the_answer_is_what_a_dictionary_finds() -> None:
     in_time = {request for request in clicked if delays[request] <= 2_000_000}
     assert answer(records, 2.0) == {"examples": records, "clicks": len(in_time)}
     assert 0 < len(in_time) < len(clicked) < records
+
+
+def test_the_audit_of_the_join_sees_rows_that_are_lost_came_twice_or_are_wrong(tmp_path: Path) -> None:
+    clicked = clicked_in_time(6, 2.0).tolist()
+    clicked[4] = not clicked[4]
+    for name, requests in (("first", [0, 1, 2, 4]), ("second", [2, 5])):
+        clicks = [0 if clicked[each] else None for each in requests]
+        rows = pa.table({"request": requests, "at_right": pa.array(clicks, pa.timestamp("us"))})
+        pq.write_table(rows, tmp_path / name)
+    assert audit_pairs([tmp_path / "first", tmp_path / "second"], 6, 2.0) == PairsAudit(2, 1, 1)
 
 
 def test_the_join_has_two_sources_and_one_shuffle_of_each() -> None:
