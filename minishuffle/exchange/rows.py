@@ -13,7 +13,7 @@ rows; otherwise :data:`_MARK` stands in front of it, and a letter that says what
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal, InvalidOperation
 from itertools import chain
@@ -296,24 +296,21 @@ def pack_rows(rows: Sequence[Any]) -> bytes:
         raise _refusal(rows, "row") or UnserializableRecord(f"rows cannot be packed: {error}") from error
 
 
-def pack_each(values: Iterable[Any]) -> list[bytes]:
-    """Each value as :func:`pack_rows` packs it alone, in a fifth of the time where most are plain.
+def pack_each(values: Sequence[Any]) -> list[bytes]:
+    """Each value in a way that :func:`unpack_rows` gives it back alone, in a fifth of the time of
+    :func:`pack_rows`, unless some of them hold tuples and some lists.
 
     Raises:
         UnserializableRecord: as :func:`pack_rows`.
     """
-    pack = msgpack.Packer(default=_replace).pack
-    packed = []
-    for value in values:
-        kind = type(value)
-        if kind in SCALARS or (kind is tuple and SCALARS.issuperset(map(type, value))):
-            try:
-                packed.append(pack((value,)))
-                continue
-            except _MISFITS:  # as a number that is too long: with words
-                pass
-        packed.append(pack_rows([value]))
-    return packed
+    form = _form_of(values)
+    if form in (0, _LISTS):
+        mark, pack = bytes((_MARK, form) if form else ()), msgpack.Packer(default=_replace).pack
+        try:
+            return [mark + pack((value,)) for value in values]
+        except _MISFITS:  # what pack_rows says of it
+            pass
+    return [pack_rows([value]) for value in values]
 
 
 def pack_result(result: Any) -> bytes:

@@ -64,6 +64,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.exchange.keys import canonical_rows
+from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.aggregate_states import Outputs
 from minishuffle.operators.change_log import ChangeLog, Namespace
 from minishuffle.operators.column_store import Columns, ColumnStore, Vector
@@ -72,12 +73,12 @@ from minishuffle.operators.row_store import RowStore
 from minishuffle.operators.state_parts import (
     ORDER,
     StatePart,
+    as_column,
     by_rows,
     chunks,
+    from_column,
     in_order,
     keys_of,
-    packed,
-    unpacked,
 )
 
 __all__ = ["Changes", "KeyedState"]
@@ -391,9 +392,8 @@ class KeyedState:
             UnserializableRecord: an exchange would not take a value.
         """
         number = 0
-        for entries in chunks(self._entries()):
-            namespaces, keys, values = map(list, zip(*entries, strict=True))
-            columns = {"namespace": pa.array(namespaces, pa.int64()), "value": _as_column(values)}
+        for namespaces, keys, values in self._entries():
+            columns = {"namespace": pa.array(namespaces, pa.int64()), "value": as_column(values)}
             if self._touched is not None:
                 columns["touched"] = pa.array([self._touched[form] + stood for form in canonical_rows(keys)])
             yield by_rows(self._name, keys, **_numbers(number, keys), **columns)
@@ -439,14 +439,26 @@ class KeyedState:
     def _timers_name(self, clock: str) -> str:
         return f"{self._name} due by {clock}"
 
-    def _entries(self) -> Iterator[tuple[Namespace, Any, Any]]:
+    def _entries(self) -> Iterator[tuple[list[Namespace], list[Any], list[Any]]]:
+        """Namespaces, keys and values, as many at a time as make a part; no object is made for each."""
+        namespaces: list[Namespace] = []
+        keys: list[Any] = []
+        values: list[Any] = []
         for namespace, store in self._stores.items():
-            for key, value in store.items():
-                yield namespace, key, value
+            forms, held = store.forms_and_values()
+            while some := list(islice(forms, BATCH_ROWS_MAX - len(keys))):
+                namespaces += repeat(namespace, len(some))
+                keys += store.shown(some)
+                values += islice(held, len(some))
+                if len(keys) == BATCH_ROWS_MAX:
+                    yield namespaces, keys, values
+                    namespaces, keys, values = [], [], []
+        if keys:
+            yield namespaces, keys, values
 
     def _read_rows(self, part: StatePart, stood: float, now: float) -> None:
         keys = keys_of(part)
-        forms, values = canonical_rows(keys), _from_column(part.batch["value"])
+        forms, values = canonical_rows(keys), from_column(part.batch["value"])
         at = 0
         for namespace, same in groupby(part.batch["namespace"].to_pylist()):
             some = slice(at, at := at + len(list(same)))
@@ -460,22 +472,3 @@ class KeyedState:
 
 def _numbers(first: int, keys: list[Any]) -> dict[str, Vector]:
     return {ORDER: np.arange(first, first + len(keys))}
-
-
-def _as_column(values: list[Any]) -> pa.Array:
-    """The values as float64 if all are float, as int64 if all are int and in its range, else packed (large
-    binary). Raises UnserializableRecord as :func:`packed` does."""
-    kinds = set(map(type, values))
-    if kinds == {float}:
-        return pa.array(values, pa.float64())
-    if kinds == {int}:
-        try:
-            return pa.array(values, pa.int64())
-        except OverflowError:
-            pass
-    return packed(values)
-
-
-def _from_column(column: pa.Array) -> list[Any]:
-    values: list[Any] = unpacked(column) if pa.types.is_large_binary(column.type) else column.to_pylist()
-    return values

@@ -178,10 +178,14 @@ class _Packed:
 
     def items(self, slots: Any = None) -> Iterator[tuple[Any, Any]]:
         """As :meth:`RowStore.items`, with canonical keys; of some slots, or all."""
+        return zip(*self.forms_and_values(slots), strict=True)
+
+    def forms_and_values(self, slots: Any = None) -> tuple[Iterator[Any], Iterator[Any]]:
+        """As :meth:`RowStore.forms_and_values`; of some slots, or all."""
         columns = list(map(pa.Array.to_pylist, self._index.keys(slots)))
         keys = zip(*columns, strict=True) if self._tuples else iter(columns[0])
         values = self._values[: len(self._index)] if slots is None else self._values[slots]
-        return zip(keys, values.tolist(), strict=True)
+        return keys, iter(values.tolist())
 
 
 class RowStore:
@@ -323,6 +327,13 @@ class RowStore:
             return iter(())
         pairs, shown = iter(self._values.items()), self._shown
         return ((shown.get(form, form), value) for form, value in pairs) if shown else pairs
+
+    def forms_and_values(self) -> tuple[Iterator[Any], Iterator[Any]]:
+        """The same apart, with canonical keys."""
+        values = self._values
+        if isinstance(values, _Packed):
+            return values.forms_and_values()
+        return iter(values), iter(values.values())
 
     def discard(self, form: Any) -> None:
         """Let go of a canonical key's value, if it has one; from then on nothing is packed."""

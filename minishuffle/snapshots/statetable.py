@@ -34,7 +34,7 @@ from minishuffle.errors import UnknownName, UsageError, did_you_mean
 from minishuffle.exchange.gather import taken
 from minishuffle.exchange.keys import fixed_values, stable_hash
 from minishuffle.operators.python_values import MISFITS, array_of, type_of
-from minishuffle.operators.state_parts import HASH, KEY, ORDER, unpacked
+from minishuffle.operators.state_parts import HASH, KEY, ORDER, from_column
 from minishuffle.snapshots.savedstate import Snapshot, open_snapshot
 from minishuffle.snapshots.sealedmanifest import SavedOperator, SavedVertex
 from minishuffle.snapshots.segmentindex import NO_GROUP, StateSegment
@@ -223,7 +223,7 @@ def _columns(operator: SavedOperator, batches: Sequence[pa.RecordBatch]) -> Iter
             continue
         arrays = [_column(batch, name) for batch in batches]
         if name in (KEY, _ROW, _VALUE):
-            values = list(chain.from_iterable(map(_values, arrays)))
+            values = list(chain.from_iterable(map(from_column, arrays)))
             yield from _of_keys(values) if name == KEY else ((name, _typed(values)),)
         elif name == _NAMESPACE:
             if any(array.null_count < len(array) for array in arrays):
@@ -249,12 +249,6 @@ def _shown(operator: SavedOperator, name: str, names: Iterable[str]) -> str:
         of_it = [each for each in map(_OF_AGGREGATE.fullmatch, names) if each and int(each[1]) == number]
         return output if len(of_it) == 1 else f"{output}.{found[2]}"
     return name.removeprefix(_COLUMN)
-
-
-def _values(column: pa.Array) -> list[Any]:
-    """A column of an operator of rows as values of Python."""
-    values: list[Any] = unpacked(column) if pa.types.is_large_binary(column.type) else column.to_pylist()
-    return values
 
 
 def _of_keys(keys: Sequence[Any]) -> Iterator[tuple[str, pa.Array]]:

@@ -126,8 +126,10 @@ def test_lists_stay_lists_and_tuples_tuples(rows: list[Any], keys: int, times: i
 
 
 @given(st.lists(st.one_of(NESTED, st.tuples(NESTED, NESTED), st.integers(0, 1 << 70)), max_size=20))
-def test_each_value_is_packed_as_it_is_alone(values: list[Any]) -> None:
-    assert pack_each(values) == [pack_rows([value]) for value in values]
+def test_each_value_is_packed_alone(values: list[Any]) -> None:
+    back = [unpack_rows(packed) for packed in pack_each(values)]
+    assert back == [[value] for value in values]
+    assert types_in(back) == types_in([[value] for value in values])
 
 
 def test_a_value_that_cannot_be_packed_is_named() -> None:

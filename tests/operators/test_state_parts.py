@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
-from minishuffle.errors import UsageError
+from minishuffle.errors import UnserializableRecord, UsageError
 from minishuffle.exchange.keys import destination, stable_hash
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.state_parts import (
+    KEY,
     ORDER,
     SUBTASK,
     StatePart,
+    as_column,
     by_columns,
     by_rows,
     chunks,
     cut,
     divided,
+    from_column,
     in_order,
     key_columns_of,
     keys_of,
+    packed,
     versioned,
 )
 
@@ -30,6 +36,39 @@ def test_keys_go_to_the_subtask_that_gets_their_records() -> None:
         keys = [key for own in divided([part], index, 3) for key in keys_of(own)]
         assert keys == [key for key in range(50) if destination(stable_hash(key), 3) == index]
     assert list(divided([part], 0, 1)) == [part]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, -(2**63)], pa.int64()),
+        ([1.5, -0.0], pa.float64()),
+        (["ä", ""], pa.large_string()),
+        ([1, 2**64], pa.large_binary()),
+        (["a", "\ud800"], None),
+        ([True, False], pa.large_binary()),
+        ([1, 1.0, "1", None], pa.large_binary()),
+        ([b"1"], pa.large_binary()),
+        ([(1, "a"), (2, "b")], pa.large_binary()),
+        ([], pa.large_binary()),
+    ],
+)
+def test_values_of_one_plain_type_are_a_column_of_it(values: list[Any], kind: pa.DataType | None) -> None:
+    if kind is None:
+        with pytest.raises(UnserializableRecord):
+            as_column(values)
+        return
+    column = as_column(values)
+    back = from_column(column)
+    assert column.type == kind
+    assert [(type(each), repr(each)) for each in back] == [(type(each), repr(each)) for each in values]
+
+
+def test_keys_of_version_1_can_be_read() -> None:
+    part = versioned("sums", {ORDER: [0, 1], KEY: packed(["a", "b"])})
+    old = StatePart("sums", part.batch.replace_schema_metadata({"minishuffle.state": "1"}))
+    (read,) = in_order([old])
+    assert keys_of(read) == ["a", "b"]
 
 
 def test_parts_of_no_key_go_to_one_subtask_or_to_all() -> None:
@@ -60,6 +99,6 @@ def test_parts_are_read_by_the_number_of_their_first_row() -> None:
 def test_parts_of_another_version_are_refused(metadata: dict[str, str] | None, version: str) -> None:
     part = versioned("sums", {ORDER: [0]})
     other = StatePart(part.name, part.batch.replace_schema_metadata(metadata))
-    expected = f"'sums' of format {version} cannot be read here, where it is 1: go on with the release"
+    expected = f"'sums' of format {version} cannot be read here, where it is 2: go on with the release"
     with pytest.raises(UsageError, match=expected):
         in_order([other])

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -455,11 +456,15 @@ class Run:
 
 
 def compacted(parts: Iterable[StatePart]) -> list[StatePart]:
-    """The parts of one name as one, the last name first."""
+    """The parts of one name as one, the last name first; as several if not all have the same columns."""
     found: dict[str, list[pa.RecordBatch]] = {}
     for part in parts:
         found.setdefault(part.name, []).append(part.batch)
-    return [StatePart(name, pa.concat_batches(batches)) for name, batches in reversed(found.items())]
+    return [
+        StatePart(name, pa.concat_batches(same))
+        for name, batches in reversed(found.items())
+        for _, same in groupby(batches, lambda batch: batch.schema)
+    ]
 
 
 def save(folder: Folder, file: str, states: Mapping[str, Iterable[StatePart]]) -> WrittenState:
