@@ -424,8 +424,10 @@ class SplitSource(Protocol[B]):
     are lost if the worker of one is: this is at most once. The last positions of an attempt that fails, or is
     cancelled, may not be acknowledged.
 
-    A job that is to lose nothing (``guarantee="at_least_once"``) refuses a source that has it, since what
-    precedes an acknowledged position cannot be read again where the whole job goes back.
+    In a job that is to lose nothing (``guarantee="at_least_once"``) positions are safe once the oldest
+    durable snapshot that is kept covers them, and the oldest one of the task itself. Such a job refuses a
+    source with ``acknowledge`` if it is bounded, or there are no durable snapshots; it need not be
+    ``replayable``, as long as it gives again whatever was not acknowledged.
 
     Optional attributes: those of a :class:`Source`, and ``discovery_interval``, a timedelta. With that the
     names may change: each subtask calls ``splits()`` so often, between two reads, and reads the names whose

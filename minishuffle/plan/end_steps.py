@@ -36,7 +36,11 @@ class ScanStep(SourceStep):
     @property
     def replayable(self) -> bool:
         """Whether all of it can be read again: what precedes acknowledged positions may be gone."""
-        return bool(getattr(self.source, "replayable", True)) and not hasattr(self.source, "acknowledge")
+        return bool(getattr(self.source, "replayable", True)) and not self.acknowledges
+
+    @property
+    def acknowledges(self) -> bool:
+        return hasattr(self.source, "acknowledge")
 
     @property
     def gives(self) -> Known:

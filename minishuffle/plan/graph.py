@@ -158,6 +158,8 @@ class Vertex(BaseModel):
     bounded: bool = True
     replayable: bool = True
     """False: its source cannot read again what it has given."""
+    acknowledges: bool = False
+    """Its source says outside what need not be kept there any more: it gives all else again."""
     by_row: bool = False
     """What it gives depends on each row alone that comes to it, in its order."""
     program: bytes

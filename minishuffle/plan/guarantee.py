@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from minishuffle.errors import InvalidGraph
-from minishuffle.plan.graph import JobGraph
+from minishuffle.plan.graph import JobGraph, Vertex
 
 __all__ = ["check_guarantee", "guarantee_lines", "never_saved"]
 
@@ -54,16 +54,32 @@ def _of_vertices(graph: JobGraph) -> Iterator[str]:
                 f"for what other programs write into {vertex.stream!r}, since nobody can read it again: have "
                 'them write files and read these, or use guarantee="loss"'
             )
+        elif vertex.acknowledges:
+            yield from _of_acknowledging(graph, vertex)
         elif vertex.is_source and not vertex.replayable:
             yield (
                 f"for the source of {vertex.name!r}, which does not give again what it has given (replayable "
-                'is False, or it acknowledges): read one that does, or use guarantee="loss"'
+                'is False): have it acknowledge what need not come again, or use guarantee="loss"'
             )
         if vertex.sink:
             yield (
                 f"for the results that {vertex.sink!r} keeps for other programs, since they are lost with "
                 'their worker: write them with to_files, or use guarantee="loss"'
             )
+
+
+def _of_acknowledging(graph: JobGraph, vertex: Vertex) -> Iterator[str]:
+    """A source acknowledges what durable snapshots cover, and is read until then."""
+    if vertex.bounded:
+        yield (
+            f"for the source of {vertex.name!r}, which may end before it has acknowledged all: set bounded = "
+            'False, leave acknowledge out, or use guarantee="loss"'
+        )
+    if missing := never_saved(graph) or ("" if graph.settings.durable_interval else "durable_interval is 0"):
+        yield (
+            f"for the source of {vertex.name!r}, which acknowledges what durable snapshots cover, and there "
+            f"are none: {missing}"
+        )
 
 
 def _of_edges(graph: JobGraph) -> Iterator[str]:

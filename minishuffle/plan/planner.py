@@ -366,6 +366,7 @@ def _check_forward(source: Node, target: Node) -> None:
 
 def _vertex(chain: _Chain) -> Vertex:
     first, last = chain.nodes[0], chain.nodes[-1]
+    scan = first.step if isinstance(first.step, ScanStep) else None
     stream = first.step.boundary if isinstance(first.step, ExternalStep) else None
     sink = last.step if isinstance(last.step, SinkStep) else None
     kept = None if sink is None else sink.boundary
@@ -375,7 +376,8 @@ def _vertex(chain: _Chain) -> Vertex:
         operators=chain.operator_names(),
         is_source=first.is_source,
         bounded=first.bounded,
-        replayable=first.step.replayable if isinstance(first.step, ScanStep) else True,
+        replayable=scan.replayable if scan is not None else True,
+        acknowledges=scan is not None and scan.acknowledges,
         by_row=all(node.is_source or node.step.by_row for node in chain.nodes),
         slot_group=chain.slot_group,
         program=pickle_program(chain.program(), chain.name),

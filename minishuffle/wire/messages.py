@@ -617,13 +617,18 @@ class WriteState(ControlMessage):
 
 
 class CutComplete(ControlMessage):
-    """A durable snapshot of the job is complete. Tasks that had no holder when they took their state for it
-    go back to nothing earlier: their producers need not retain the rows that it covers."""
+    """A durable snapshot of the job is complete. Those tasks that were ``alone``, and had no holder when they
+    took their state for it, go back to nothing earlier: their producers need not retain the rows that it
+    covers."""
 
     type: Literal["cut_complete"] = "cut_complete"
     term: int
     job: str
     savepoint: int
+    kept: int
+    """The oldest one to which the job may go back: sources acknowledge what that covers."""
+    alone: list[tuple[int, int]] = Field(default_factory=list)
+    """Operator and index of each task that had no holder when its barrier was sent."""
 
 
 class DivideTasks(ControlMessage):

@@ -32,6 +32,7 @@ def graph(
 
 
 ENDLESS = {"bounded": False}
+QUEUE = {**ENDLESS, "replayable": False, "acknowledges": True}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,10 @@ ENDLESS = {"bounded": False}
         ({"flow_control": "tcp"}, 'with flow_control="tcp": a barrier holds one channel back'),
         ({"buffers_per_channel": 0}, "with buffers_per_channel=0: a barrier holds one channel back"),
         ({"read": {"stream": "orders"}}, "for what other programs write into 'orders'"),
-        ({"read": {"replayable": False}}, "for the source of 'read'"),
+        ({"read": {"replayable": False}}, "for the source of 'read', which does not give again"),
+        ({"read": {"acknowledges": True}}, "for the source of 'read', which may end before"),
+        ({"read": QUEUE, "durable_interval": 0}, "for the source of 'read', .* are none: durable_interval"),
+        ({"read": QUEUE, "write": {"sink": "s"}}, "for the source of 'read', .* are none: its sink 's'"),
         ({"write": {"sink": "answers"}}, "for the results that 'answers' keeps"),
         ({"kind": "blocking", "also": ENDLESS}, "for the blocking exchange read => write"),
     ],
@@ -57,7 +61,9 @@ def test_what_a_guarantee_cannot_be_kept_with_is_refused(fields: dict[str, Any],
         check_guarantee(graph(**{**fields, "guarantee": "loss"}))
 
 
-@pytest.mark.parametrize("fields", [{}, {"read": ENDLESS}, {"kind": "blocking"}, {"on_unavailable": "wait"}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"read": ENDLESS}, {"read": QUEUE}, {"kind": "blocking"}, {"on_unavailable": "wait"}]
+)
 def test_other_jobs_may_have_one_and_wait_for_what_is_down(fields: dict[str, Any]) -> None:
     check_guarantee(graph(**fields))
     assert graph(**fields).on_unavailable == "wait"

@@ -954,9 +954,10 @@ class Job:
             else:
                 self.cut.committed(at)
                 self.cuts.complete(self.id, self.cut)
-                if self.cuts.alone:
-                    self.holders.freed(self.cuts.alone)
-                    self.cut.announce(self.subtasks.open_workers())
+                self.holders.freed(self.cuts.alone)
+                if self.cuts.alone or any(vertex.acknowledges for vertex in self.graph.vertices):
+                    kept = self.cuts.kept[0].point.number
+                    self.cut.announce(self.subtasks.open_workers(), kept, self.cuts.alone)
             return
         if (self.savepoint.number, self.savepoint.phase) != (number, "committing"):
             return

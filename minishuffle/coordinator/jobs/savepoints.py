@@ -129,6 +129,9 @@ class JobSavepoint(SavepointRecord):
     """Workers that were not asked yet what the phase asks for."""
     _announced: set[int] = field(default_factory=set, repr=False)
     """Workers that have yet to hear that it is complete."""
+    _kept: int = field(default=0, repr=False)
+    _alone: list[TaskKey] = field(default_factory=list, repr=False)
+    """Tasks without a holder of their local snapshots: see :class:`CutComplete`."""
     _unchecked: set[int] = field(default_factory=set, repr=False)
     """Workers that have yet to look for the folder."""
     _barrier: int = field(default=0, repr=False)
@@ -338,14 +341,21 @@ class JobSavepoint(SavepointRecord):
         work, self.work = self.work, []
         return work
 
-    def announce(self, workers: Iterable[int]) -> None:
-        """It is complete, of which these workers are to hear."""
-        self._announced = set(workers)
+    def announce(self, workers: Iterable[int], kept: int, alone: Iterable[TaskKey]) -> None:
+        """It is complete, of which these workers are to hear.
+
+        Args:
+            kept: the oldest one to which the job may go back.
+            alone: tasks without a holder.
+        """
+        self._announced, self._kept, self._alone = set(workers), kept, list(alone)
 
     def take_unsent(self, term: int, job: str) -> list[tuple[int, CheckFolder | WriteState | CutComplete]]:
         """Take the messages to send, with their workers."""
         if self._announced:
-            complete = CutComplete(term=term, job=job, savepoint=self.number)
+            complete = CutComplete(
+                term=term, job=job, savepoint=self.number, kept=self._kept, alone=self._alone
+            )
             announced, self._announced = sorted(self._announced), set()
             return [(worker, complete) for worker in announced]
         unsent, self._unsent = sorted(self._unsent), set()

@@ -5,9 +5,11 @@ splits too (``external/clientgate.py``).
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from minishuffle.operators.base import AnySource
@@ -55,11 +57,27 @@ class ReadSplits(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Cut:
+    """A durable snapshot that no acknowledgement has followed so far."""
+
+    number: int
+    positions: dict[str, bytes]
+    """Where splits were when the task took its state for it, if they have moved since the last one."""
+    is_alone: bool
+    """The task had no holder of its own snapshots."""
+    snapshot: float = math.inf
+    """The number of the first snapshot of the task that covers them; inf: none does so far."""
+
+
 class SourceLeases:
     """The leases of one attempt of a source.
 
     In a job that loses nothing there are none: the next attempt begins at the positions of a snapshot.
-    Positions are safe there once no attempt can begin at an earlier snapshot.
+    A position is safe there, and acknowledged, once::
+
+        position ≤ position in the oldest durable snapshot that is kept (the job may go back to it)
+        position ≤ position in the oldest local snapshot (the next attempt begins with it)
 
     Args:
         report: called on the loop with a table of positions for the coordinator, and the seconds within which
@@ -93,12 +111,15 @@ class SourceLeases:
         self._told: AnySource | None = None
         """The source, if it has the method ``acknowledge``."""
         self._passed: dict[str, bytes] = {}
-        """Positions that were passed on without leases, and since the last snapshot or the last call of
-        ``acknowledge``."""
-        self._covered: deque[tuple[int, dict[str, bytes]]] = deque()
-        """By number of a snapshot that is not safe, the positions passed on since the one before it."""
+        """Positions that were passed on without leases, and since the last durable snapshot or the last call
+        of ``acknowledge``."""
+        self._cuts: deque[_Cut] = deque()
         self._safe_number = 0
-        """The last snapshot that is; written by the loop."""
+        """No attempt begins before the snapshot of that number; written by the loop."""
+        self._complete: deque[tuple[int, int, bool]] = deque()
+        """Arguments of :meth:`cut_complete`, which the loop adds."""
+        self._complete_number = self._kept_number = 0
+        """The last durable snapshot that is complete, and the oldest that is kept."""
         self._ledger: LeaseLedger | None = None
         self._lock = threading.Lock()
         """Held, for a few steps, by whoever uses the ledger. The loop does not wait for it."""
@@ -233,19 +254,38 @@ class SourceLeases:
             with self._lock:
                 safe = self._ledger.take_durable()
         elif self._held:
-            safe = {}
-            while self._covered and self._covered[0][0] <= self._safe_number:
-                safe |= self._covered.popleft()[1]
+            safe = self._covered()
         else:
             safe, self._passed = self._passed, {}
         if safe and self._told is not None:
             acknowledge(self._told, safe)
 
+    def _covered(self) -> dict[str, bytes]:
+        """Take the positions that snapshots of both kinds cover."""
+        while self._complete:
+            self._complete_number, self._kept_number, freed = self._complete.popleft()
+            for cut in self._cuts if freed else ():
+                if cut.is_alone and cut.number <= self._complete_number:
+                    cut.snapshot = 0
+        safe: dict[str, bytes] = {}
+        while self._cuts and self._cuts[0].number <= self._kept_number:
+            if self._cuts[0].snapshot > self._safe_number:
+                break
+            safe |= self._cuts.popleft().positions
+        return safe
+
     def snapshot(self, number: int) -> None:
         """The snapshot of that number is taken now: all that was read is passed on."""
-        if self._passed:
-            self._covered.append((number, self._passed))
-            self._passed = {}
+        for cut in self._cuts:
+            cut.snapshot = min(cut.snapshot, number)
+
+    def cut(self, number: int, *, is_alone: bool) -> None:
+        """The state for the durable snapshot of that number is taken now; ``is_alone``: the task has no
+        holder of its own snapshots."""
+        passed, self._passed = self._passed, {}
+        if self._cuts and self._cuts[-1].number > self._complete_number:  # It has failed.
+            passed = self._cuts.pop().positions | passed
+        self._cuts.append(_Cut(number, passed, is_alone))
 
     def end(self, split: int, receipt: Callable[[], None] | None = None) -> None:
         """All rows of a split were read. ``receipt`` is called on the loop: once the coordinator knows, if it
@@ -278,6 +318,12 @@ class SourceLeases:
     def safe(self, number: int) -> None:
         """No attempt begins before the snapshot of that number."""
         self._safe_number = number
+        self._paths.bell.ring()
+
+    def cut_complete(self, number: int, kept: int, *, freed: bool) -> None:
+        """The durable snapshot of that number is complete, and the job goes back to none before ``kept``;
+        ``freed``: the task begins at nothing earlier if it had no holder then."""
+        self._complete.append((number, kept, freed))
         self._paths.bell.ring()
 
     def _take_report(self, table: bytes, within: float) -> None:

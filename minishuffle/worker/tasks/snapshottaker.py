@@ -136,8 +136,9 @@ class SnapshotTaker:
         """Note which rows a durable snapshot covers: the task takes its state for it now. A task that has a
         holder notes none."""
         self._hear()
-        rows = [] if self._machine.has_holder else [gate.taken() for gate in self._gates]
-        self._cut = number, rows
+        is_alone = not self._machine.has_holder
+        self._cut = number, [gate.taken() for gate in self._gates] if is_alone else []
+        self._parts.leases.cut(number, is_alone=is_alone)
 
     @property
     def is_due(self) -> bool:
@@ -250,11 +251,13 @@ class SnapshotTaker:
         self._is_read = True
         self._paths.bell.ring()
 
-    def cut_complete(self, number: int) -> None:
-        """Tell producers not to retain what the durable snapshot of that number covers: it is complete."""
+    def cut_complete(self, number: int, kept: int, *, freed: bool) -> None:
+        """A durable snapshot is complete, and the job goes back to none before number ``kept``. If the
+        coordinator takes the task for ``freed``, producers need not retain the rows that it covers."""
         last, rows = self._cut
-        for gate, taken in zip(self._gates, rows, strict=False) if last == number else ():
+        for gate, taken in zip(self._gates, rows, strict=False) if freed and last == number else ():
             gate.make_stable(taken)
+        self._parts.leases.cut_complete(number, kept, freed=freed)
 
     def ask(self) -> None:
         """A snapshot would free what producers retain."""

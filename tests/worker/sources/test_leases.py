@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minishuffle.api.stream import Stream
 from minishuffle.connectors.generator import TURNS_PER_SECOND
@@ -254,30 +256,101 @@ async def test_a_position_that_the_coordinator_may_not_have_is_not_acknowledged(
     await site.finish()
 
 
-def test_positions_are_acknowledged_once_a_snapshot_behind_them_is_safe() -> None:
-    paths: Any = SimpleNamespace(bell=SimpleNamespace(ring=lambda: None))
-    Acknowledged.noted.clear()
-    leases = SourceLeases(paths, None, rows=None, held=True)
-    reader = leases.open(Acknowledged(), 0, 1, 0.0, in_turn=False)
+class Held:
+    """The leases of a task that takes snapshots, and reads ten rows at each step."""
 
-    def read(number: int) -> list[Any]:
-        """What is acknowledged by then, behind ten more rows and the snapshot of that number."""
+    def __init__(self) -> None:
+        paths: Any = SimpleNamespace(bell=SimpleNamespace(ring=lambda: None))
+        self.leases = SourceLeases(paths, None, rows=None, held=True)
+        self.reader = self.leases.open(Acknowledged(), 0, 1, 0.0, in_turn=False)
+
+    def read(self) -> int:
+        """Where the source is behind ten more rows."""
+        self.reader.poll(0.0)
+        self.leases.take(10, 0.0)
+        return self.reader.positions[0]
+
+    def acknowledged(self) -> list[int]:
         Acknowledged.noted.clear()
-        reader.poll(0.0)
-        leases.take(10, 0.0)
-        leases.snapshot(number)
-        return [each for each in Acknowledged.noted if isinstance(each, dict)]
+        self.leases.idle(0.0)
+        return [int(each["numbers"]) for each in Acknowledged.noted]
 
-    assert [read(number) for number in (1, 2, 3)] == [[]] * 3
+
+def test_positions_are_acknowledged_once_snapshots_of_both_kinds_cover_them() -> None:
+    held = Held()
+    leases = held.leases
+    held.read()
+    leases.cut(1, is_alone=False)
+    held.read()
+    leases.safe(1)
+    leases.cut_complete(1, 1, freed=False)
+    assert not held.acknowledged(), "its next attempt may begin before the durable snapshot"
+    leases.snapshot(2)
+    assert not held.acknowledged(), "nobody has that one"
     leases.safe(2)
-    assert read(4) == [{"numbers": b"20"}]
-    assert read(5) == []
-    leases.safe(5)
-    Acknowledged.noted.clear()
-    leases.idle(0.0)
+    assert held.acknowledged() == [10]
+    held.read()
+    leases.cut(2, is_alone=False)
+    leases.snapshot(3)
+    leases.safe(3)
+    leases.cut_complete(2, 1, freed=False)
+    assert not held.acknowledged(), "the job may go back to the first"
+    leases.cut(3, is_alone=False)
+    leases.snapshot(4)
+    leases.safe(4)
+    leases.cut_complete(3, 2, freed=False)
+    assert held.acknowledged() == [30]
     leases.finish(0.0)
-    assert Acknowledged.noted == [{"numbers": b"50"}]
     assert leases.exact() == b"", "the coordinator is told nothing"
+
+
+def test_a_durable_snapshot_that_failed_is_acknowledged_with_the_next() -> None:
+    held = Held()
+    for number in (1, 2):
+        held.read()
+        held.leases.cut(number, is_alone=False)
+    held.leases.snapshot(1)
+    held.leases.safe(1)
+    assert not held.acknowledged()
+    held.leases.cut_complete(2, 2, freed=False)
+    assert held.acknowledged() == [20]
+
+
+@pytest.mark.parametrize(("is_alone", "freed"), [(True, True), (True, False), (False, True)])
+def test_a_task_without_a_holder_begins_at_durable_snapshots(*, is_alone: bool, freed: bool) -> None:
+    held = Held()
+    held.read()
+    held.leases.cut(1, is_alone=is_alone)
+    held.leases.cut_complete(1, 1, freed=freed)
+    assert held.acknowledged() == ([10] if is_alone and freed else [])
+
+
+STEPS = ("read", "snapshot", "safe", "cut", "alone", "complete", "freed")
+
+
+@given(st.lists(st.sampled_from(STEPS), max_size=30))
+def test_nothing_is_acknowledged_before_which_an_attempt_may_begin(steps: list[str]) -> None:
+    held, where, oldest, last, cut = Held(), 0, 0, 0, (0, 0, False)
+    snapshot, kept = (0, 0), [(0, 0)]
+    for step in [*steps, *3 * ("read", "cut", "snapshot", "safe", "complete")]:
+        if step == "read":
+            where = held.read()
+        elif step == "snapshot":
+            snapshot = snapshot[0] + 1, where
+            held.leases.snapshot(snapshot[0])
+        elif step == "safe":
+            held.leases.safe(snapshot[0])
+            oldest = max(oldest, snapshot[1])
+        elif step in ("cut", "alone"):
+            cut = cut[0] + 1, where, step == "alone"
+            held.leases.cut(cut[0], is_alone=cut[2])
+        elif cut[0] > kept[-1][0]:
+            kept = [*kept, cut[:2]][-2:]
+            held.leases.cut_complete(cut[0], kept[0][0], freed=step == "freed")
+            oldest = max(oldest, cut[1] if cut[2] and step == "freed" else 0)
+        for last in held.acknowledged():
+            assert 0 < last <= min(oldest, kept[0][1])
+    assert last == kept[0][1], "all of it, in the end"
 
 
 async def test_rows_that_fell_due_while_nobody_ran_are_counted(site: Site) -> None:
