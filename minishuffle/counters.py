@@ -227,6 +227,10 @@ class TaskCounters:
     latency: dict[str, float] = field(default_factory=dict)
     """``count`` of the latency markers received, and their travel times in seconds: ``p50``, ``p95``,
     ``p99``, ``max``; empty before the first marker."""
+    snapshot: dict[str, float] = field(default_factory=dict)
+    """Local snapshots of the attempt: ``taken``, how many; ``bytes`` and ``seconds``, the size of the last
+    one and how long its thread took for it; ``age`` in seconds of what a next attempt goes on from, unless
+    the holder has nothing. Empty without a guarantee."""
 
     @property
     def seconds(self) -> float:
@@ -262,7 +266,7 @@ class TaskCounters:
             ours, theirs = getattr(self, each.name), getattr(later, each.name)
             if each.name == "limits_hit":
                 values[each.name] = {**theirs, **ours}
-            elif each.name in ("hot_keys", "latency"):
+            elif each.name in ("hot_keys", "latency", "snapshot"):
                 values[each.name] = theirs or ours
             elif isinstance(ours, dict):
                 names = ours | theirs
@@ -482,6 +486,8 @@ class JobRecoveries:
     """Durable snapshots that failed."""
     fallbacks: int = 0
     """How often the whole job went back to a snapshot."""
+    holders: Mapping[tuple[str, int, int], int] = field(default_factory=dict)
+    """The worker that holds the snapshots of a task, 0 if none does; by vertex, its number, and subtask."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -216,6 +216,8 @@ def show_job(job: JobInfo) -> None:
         show_limits(job)
     if any(task.counters.latency for task in job.tasks):
         _show_latencies(job)
+    if any(task.holder or task.counters.snapshot for task in job.tasks):
+        _show_snapshots(job)
     if job.unprotected:
         out.print(
             f"unprotected: {counted(job.unprotected, 'task')} could not go on if the worker was lost now, "
@@ -254,8 +256,7 @@ def show_job(job: JobInfo) -> None:
 
 def _task_table(job: JobInfo) -> Table:
     states = ("busy", "idle", "back-pressured")
-    held = ("held by",) if any(task.holder for task in job.tasks) else ()
-    numbers = ("attempt", "worker", *held, "records in", "records out", *states)
+    numbers = ("attempt", "worker", "records in", "records out", *states)
     table = new_table(["task", "state", *numbers], numbers)
     for task in job.tasks:
         counters = task.counters
@@ -264,7 +265,6 @@ def _task_table(job: JobInfo) -> Table:
             task.state,
             str(task.attempt or "-"),
             str(task.worker or "-"),
-            *(str(task.holder or "-") for _ in held),
             f"{counters.records_in:,}",
             f"{counters.records_out:,}",
             *_state_texts(counters),
@@ -356,6 +356,24 @@ def _show_latencies(job: JobInfo) -> None:
         if latency := task.counters.latency:
             times = [f"{1000 * latency[each]:,.1f} ms" for each in quantiles]
             table.add_row(f"{task.name}[{task.index}]", f"{latency['count']:,.0f}", *times)
+    console().print(table)
+
+
+def _show_snapshots(job: JobInfo) -> None:
+    """From what next attempts of tasks would go on, as of the last heartbeats, and what that has taken."""
+    numbers = ("held by", "age", "bytes", "taken in", "taken")
+    table = new_table(["snapshots of", *numbers], numbers)
+    for task in job.tasks:
+        if task.holder or task.counters.snapshot:
+            found = task.counters.snapshot
+            table.add_row(
+                f"{task.name}[{task.index}]",
+                str(task.holder or "-"),
+                seconds_text(found["age"]) if "age" in found and task.state == "running" else "-",
+                byte_text(found.get("bytes", 0.0)),
+                f"{1000 * found.get('seconds', 0.0):,.1f} ms",
+                f"{found.get('taken', 0.0):,.0f}",
+            )
     console().print(table)
 
 

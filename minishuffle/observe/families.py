@@ -134,6 +134,13 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "coordinator",
     ),
     MetricSpec(
+        "minishuffle_snapshot_holder",
+        "gauge",
+        TASK_LABELS,
+        "The worker that holds the snapshots of a subtask of a job with a guarantee; 0 if none does.",
+        "coordinator",
+    ),
+    MetricSpec(
         "minishuffle_tasks",
         "gauge",
         ("state",),
@@ -438,6 +445,35 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         (*TASK_LABELS, "source"),
         "Seconds that latency markers took from a source to this subtask, if the job uses them; label "
         "source is OPERATOR, OPERATOR.INDEX or all (all sources together).",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_snapshots_taken_total",
+        "counter",
+        TASK_LABELS,
+        "Local snapshots that a subtask of a job with a guarantee has taken.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_snapshot_age_seconds",
+        "gauge",
+        TASK_LABELS,
+        "Age of the snapshot from which a next attempt of the subtask would go on, which is what it would "
+        "read once more; none while its holder has none.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_snapshot_bytes",
+        "gauge",
+        TASK_LABELS,
+        "Size of the last snapshot of the subtask.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_snapshot_duration_seconds",
+        "gauge",
+        TASK_LABELS,
+        "How long the thread of the subtask took for its last snapshot.",
         "worker",
     ),
     MetricSpec(

@@ -185,6 +185,12 @@ def _add_task(scrape: Scrape, labels: str, task: TaskSnapshot, wall: float) -> N
     scrape.value("minishuffle_records_late_total", counters.records_late, labels)
     scrape.value("minishuffle_state_rows", counters.state_rows, labels)
     scrape.value("minishuffle_source_rows_skipped_total", counters.rows_skipped, labels)
+    if snapshot := counters.snapshot:
+        scrape.value("minishuffle_snapshots_taken_total", snapshot["taken"], labels)
+        scrape.value("minishuffle_snapshot_bytes", snapshot["bytes"], labels)
+        scrape.value("minishuffle_snapshot_duration_seconds", snapshot["seconds"], labels)
+        if "age" in snapshot:
+            scrape.value("minishuffle_snapshot_age_seconds", snapshot["age"], labels)
     if counters.watermark is not None:
         scrape.value("minishuffle_watermark_lag_seconds", wall - counters.watermark / MICROSECONDS, labels)
 
@@ -256,6 +262,9 @@ def _coordinator_scrape(snapshot: CoordinatorSnapshot, version: str) -> Scrape:
             scrape.value("minishuffle_durable_snapshot_timestamp_seconds", job.durable_at, labels)
         scrape.value("minishuffle_durable_snapshots_failed_total", job.durable_failed, labels)
         scrape.value("minishuffle_fallbacks_total", job.fallbacks, labels)
+        for (vertex, number, index), holder in job.holders.items():
+            names = (job.job_name, job.job, vertex, str(number), str(index))
+            scrape.value("minishuffle_snapshot_holder", holder, label_text(TASK_LABELS, names))
         for phase, histogram in job.seconds.items():
             where = f'{labels},phase="{phase}"'
             scrape.histogram("minishuffle_recovery_duration_seconds", histogram, where)

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import msgpack
@@ -251,11 +252,20 @@ def test_a_job_shows_who_holds_snapshots_and_how_many_tasks_are_unprotected(
     tables.show_job(JOB)
     shown = capsys.readouterr().out
     assert "held by" not in shown and "unprotected" not in shown
-    tasks = [TASK.model_copy(update={"holder": holder}) for holder in (7, 0)]
+    assert "snapshots of" not in shown
+    seen = {"age": 0.5, "bytes": 2048.0, "seconds": 0.0012, "taken": 1_500.0}
+    counters = replace(TASK.counters, snapshot=seen)
+    tasks = [
+        TASK.model_copy(update={"holder": 7, "counters": counters, "state": "running"}),
+        TASK.model_copy(update={"counters": replace(TASK.counters, snapshot=seen | {"taken": 1.0})}),
+    ]
     tables.show_job(JOB.model_copy(update={"tasks": tasks, "unprotected": 1}))
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines() if line.startswith("count[0]")]
-    assert "held by" in shown and [row[4] for row in rows] == ["7", "-"]
+    assert [" ".join(row) for row in rows[2:]] == [
+        "count[0] 7 0.5 s 2.0 KiB 1.2 ms 1,500",
+        "count[0] - - 2.0 KiB 1.2 ms 1",
+    ]
     assert "unprotected: 1 task could not go on if the worker was lost now" in shown
 
 

@@ -27,6 +27,8 @@ from minishuffle.worker.tasks.busytime import BLOCK_SECONDS_BOUNDS
 from support.prometheus import fetched_binaries
 from support.snapshots import idle_worker
 
+SNAPSHOT = {"taken": 3, "bytes": 4096, "seconds": 0.002, "age": 0.5}
+
 
 @pytest.fixture
 def make_gate() -> Callable[..., GateSnapshot]:
@@ -65,7 +67,7 @@ def make_task(make_gate: Callable[..., GateSnapshot]) -> Callable[..., TaskSnaps
             index=0,
             attempt=1,
             state="running",
-            counters=TaskCounters(watermark=1_000_000),
+            counters=TaskCounters(watermark=1_000_000, snapshot=SNAPSHOT),
             blocks=Histogram(BLOCK_SECONDS_BOUNDS),
             operators=(OperatorCounters("count"),),
             gates=(make_gate(),),
@@ -114,6 +116,7 @@ def make_coordinator() -> Callable[..., CoordinatorSnapshot]:
                     durable_at=5_000.0,
                     durable_failed=2,
                     fallbacks=1,
+                    holders={("count", 2, 1): 3},
                 ),
                 JobRecoveries("j2", "clicks", {}, {}, paused=True),
             ),

@@ -160,11 +160,13 @@ def test_the_number_of_series_stays_within_the_budget(
 ) -> None:
     """Of a job without options."""
     gates = (make_gate(debloated_bytes=None, in_flight_seconds=None),)
+    counters = TaskCounters(watermark=1_000_000)
     empty = series(worker_exposition(make_worker, "1.2.3"))
     counts = []
     for subtasks in (1, 20):
         tasks = tuple(
-            make_task(operator=i % 5, name=f"op{i % 5}", index=i // 5, gates=gates) for i in range(subtasks)
+            make_task(operator=i % 5, name=f"op{i % 5}", index=i // 5, gates=gates, counters=counters)
+            for i in range(subtasks)
         )
         counts.append(series(worker_exposition(lambda tasks=tasks: make_worker(tasks=tasks), "1.2.3")))
     assert empty <= 200

@@ -210,4 +210,13 @@ def _recoveries(job: Job) -> JobRecoveries:
         job.cuts.info().taken_at,
         job.cuts.failed,
         job.fallback.count,
+        {} if job.terminal else _holders(job),
     )
+
+
+def _holders(job: Job) -> dict[tuple[str, int, int], int]:
+    return {
+        (task.name, *key): job.holders.worker_of(key)
+        for key, task in job.subtasks.items()
+        if key in job.holders
+    }

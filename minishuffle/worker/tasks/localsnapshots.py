@@ -36,6 +36,8 @@ class _Kept:
     number: int
     counted: TaskStateSnapshot
     """Without the state of operators."""
+    at: float
+    """When it was taken, or the task was found to have done nothing since."""
     safe: bool = False
     """The holder has it."""
 
@@ -55,6 +57,7 @@ class LocalSnapshots:
         interval: seconds between two snapshots.
         cost_max: the greatest part of its time for which a task takes snapshots.
         now: seconds, on the clock of every other ``now``.
+        begun_at: when ``begun`` was taken, on that clock.
         is_held: whether there is a holder, and it has ``begun``. A first holder that comes later gets all
             that is kept, too.
     """
@@ -66,10 +69,11 @@ class LocalSnapshots:
         interval: float,
         cost_max: float,
         now: float,
+        begun_at: float,
         is_held: bool = True,
     ) -> None:
         self._interval, self._cost_max = interval, cost_max
-        self._kept = [_Kept(_BEGUN, replace(begun, parts={}), safe=True)]
+        self._kept = [_Kept(_BEGUN, replace(begun, parts={}), begun_at, safe=True)]
         self._number = _BEGUN
         """The number of the snapshot taken last."""
         self._lost = _BEGUN - is_held
@@ -95,6 +99,11 @@ class LocalSnapshots:
         """Whether there is a holder to which they are sent."""
         return self._has_holder
 
+    @property
+    def covered_at(self) -> float | None:
+        """When the task was where a next attempt begins; None: the holder has nothing for one."""
+        return self._kept[0].at if self.is_protected else None
+
     # --- when ------------------------------------------------------------------------------------
 
     def due(self) -> float:
@@ -118,17 +127,18 @@ class LocalSnapshots:
         return counted != self._kept[-1].counted
 
     def postpone(self, now: float) -> None:
-        """None can be taken now, or there is no need."""
+        """There is no need for one: the task has done nothing since the last."""
         self._looked_at, self._hurries = now, False
+        self._kept[-1].at = now
 
     # --- what happens ----------------------------------------------------------------------------
 
-    def take(self, counted: TaskStateSnapshot) -> int:
+    def take(self, counted: TaskStateSnapshot, now: float) -> int:
         """One is taken, and sent to the holder: gives its number. Say behind it which are to be kept."""
         self._number += 1
         if len(self._kept) == KEPT_MAX:
             self._kept.pop()
-        self._kept.append(_Kept(self._number, replace(counted, parts={})))
+        self._kept.append(_Kept(self._number, replace(counted, parts={}), now))
         self._hurries = False
         return self._number
 
@@ -163,7 +173,7 @@ class LocalSnapshots:
     def change_holder(self) -> None:
         """Another holder has none of them. A next attempt could go on from none until one serves all
         consumers again."""
-        self._kept = [_Kept(_BEGUN, TaskStateSnapshot(), safe=True)]
+        self._kept = [_Kept(_BEGUN, TaskStateSnapshot(), -math.inf, safe=True)]
         self._lost, self._has_holder, self._hurries = self._number, True, True
         self._looked_at = -math.inf
 

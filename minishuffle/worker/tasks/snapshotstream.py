@@ -118,19 +118,20 @@ class SnapshotWriter:
         for element in elements:
             self._copy(BEGUN, log, element)
 
-    def write(self, number: int, elements: Iterable[list[Part]], keep: Sequence[int]) -> None:
-        """(Task.) Send a snapshot; it and those to be kept with it are in ``keep``.
+    def write(self, number: int, elements: Iterable[list[Part]], keep: Sequence[int]) -> int:
+        """(Task.) Send a snapshot; it and those to be kept with it are in ``keep``. Gives its bytes.
 
         Raises:
             UsageError: a row of it is longer than an element may be; nobody takes what was sent for whole.
         """
-        log, count = ElementLog(self._make_store()), 0
+        log, count, size = ElementLog(self._make_store()), 0, 0
         self._copies[number] = log
         for element in elements:
             self._write(element)
             self._copy(number, log, element)
-            count += 1
+            count, size = count + 1, size + sum(map(len, element))
         self._mark(number, count, keep)
+        return size
 
     def keep(self, numbers: Sequence[int]) -> None:
         """(Task.) The holder need not keep others than these any more."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from minishuffle.errors import UnserializableRecord, WrongResult
@@ -44,6 +44,16 @@ class SnapshotParts(NamedTuple):
     outbox: Outbox
     leases: SourceLeases
     files: FileReports
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    at: float | None = None
+    """When the task was where a next attempt begins."""
+    taken: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    """How long the thread took for the last one."""
 
 
 class SnapshotTaker:
@@ -91,6 +101,8 @@ class SnapshotTaker:
         self._is_read = self._is_wanted = False
         """Consumers have said something, and somebody wants a snapshot: the loop sets these, and the thread
         clears them before it looks."""
+        self._last = _Seen()
+        """The last one, for whoever reads the counters; the thread sets it."""
 
     # --- task ------------------------------------------------------------------------------------
 
@@ -110,8 +122,10 @@ class SnapshotTaker:
             interval=self._settings.snapshot_interval,
             cost_max=self._settings.snapshot_cost_max,
             now=self._clock(),
+            begun_at=self._clock() - (max(0.0, self._wall() - begun.at) if begun.at else 0.0),
             is_held=self._holder > 0,
         )
+        self._last = _Seen(self._machine.covered_at)
         if begun != TaskStateSnapshot() or not self._is_restored:
             self.writer.begin(pack_state(begun))
         if not self._is_held:
@@ -185,6 +199,7 @@ class SnapshotTaker:
             self._safe = machine.numbers[0]
             for part in (self._parts.files, self._parts.leases):
                 self._paths.post(part.safe, self._safe)
+        self._last = replace(self._last, at=machine.covered_at)
 
     def _change_holder(self) -> None:
         """Another holder begins with all that is kept, or with the next one."""
@@ -197,6 +212,7 @@ class SnapshotTaker:
         machine, begun = self._machine, self._clock()
         if not (machine.is_news(self._counted(positions())) or self._parts.files.is_ahead):
             machine.postpone(begun)
+            self._last = replace(self._last, at=machine.covered_at)
             return
         self._paths.calls.enter()
         self._is_deferred = not chain.before_snapshot(self._paths.check, urgent=machine.is_urgent)
@@ -214,7 +230,7 @@ class SnapshotTaker:
             )
         self._paths.calls.leave()
         counted = self._counted(positions())
-        number = machine.take(counted)
+        number = machine.take(counted, begun)
         self._parts.leases.snapshot(number)
         whole = replace(
             counted,
@@ -224,8 +240,10 @@ class SnapshotTaker:
             pending=self._parts.files.snapshot(number),
             at=self._wall(),
         )
-        self.writer.write(number, pack_state(whole), machine.numbers)
-        machine.note_cost(begun, self._clock())
+        size = self.writer.write(number, pack_state(whole), machine.numbers)
+        ended = self._clock()
+        machine.note_cost(begun, ended)
+        self._last = _Seen(machine.covered_at, self._last.taken + 1, size, ended - begun)
 
     def _counted(self, positions: Sequence[SplitPosition]) -> TaskStateSnapshot:
         return TaskStateSnapshot(
@@ -236,6 +254,12 @@ class SnapshotTaker:
         )
 
     # --- loop ------------------------------------------------------------------------------------
+
+    def seen(self) -> dict[str, float]:
+        """For :attr:`~minishuffle.counters.TaskCounters.snapshot`, as of now."""
+        last = self._last
+        age = {} if last.at is None else {"age": max(0.0, self._clock() - last.at)}
+        return {"taken": last.taken, "bytes": last.bytes, "seconds": last.seconds, **age}
 
     def _held(self, number: int, kept: Sequence[int]) -> None:
         """The holder has that snapshot, and keeps those: see :meth:`LocalSnapshots.hold`."""

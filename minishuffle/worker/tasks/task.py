@@ -204,6 +204,7 @@ class Task:
             cpu_wait_seconds=self.processor.waited_seconds(),
             hot_keys=self._hot_keys(),
             latency=self.latency.summary(),
+            snapshot={} if self.snapshots is None else self.snapshots.seen(),
         )
 
     def abandon(self) -> None:

@@ -25,11 +25,13 @@ def counted(taken: int = 0, written: int = 0, version: int = 1) -> TaskStateSnap
 
 
 def snapshots(**options: Any) -> LocalSnapshots:
-    return LocalSnapshots(counted(), **{"interval": 1.0, "cost_max": 0.1, "now": 0.0} | options)
+    return LocalSnapshots(
+        counted(), **{"interval": 1.0, "cost_max": 0.1, "now": 0.0, "begun_at": 0.0} | options
+    )
 
 
 def take(machine: LocalSnapshots, what: TaskStateSnapshot, begun: float, now: float) -> int:
-    number = machine.take(what)
+    number = machine.take(what, begun)
     machine.note_cost(begun, now)
     return number
 
@@ -47,6 +49,23 @@ def test_the_next_is_due_behind_the_interval_or_later_where_taking_one_is_long()
     take(machine, counted(2), 3.0, 3.5)
     machine.hold(2, [0, 1, 2])
     assert machine.due() == pytest.approx(3.5 + 5.0), "a tenth of the time"
+
+
+def test_its_age_is_that_of_what_a_next_attempt_begins_with() -> None:
+    machine = snapshots(now=5.0, begun_at=3.0)
+    assert machine.covered_at == 3.0
+    take(machine, counted(1, written=7), 6.0, 6.05)
+    machine.hold(1, [0, 1])
+    assert machine.covered_at == 3.0, "consumers may ask for what it wrote before"
+    assert machine.advance({EDGE: [7]})
+    assert machine.covered_at == 6.0
+    machine.postpone(8.0)
+    assert machine.covered_at == 8.0, "the task has done nothing since"
+    machine.change_holder()
+    assert machine.covered_at is None
+    take(machine, counted(2, written=7), 9.0, 9.05)
+    machine.hold(2, [2])
+    assert machine.advance({EDGE: [7]}) and machine.covered_at == 9.0
 
 
 def test_one_that_is_asked_for_takes_half_of_the_time_at_most() -> None:
@@ -162,7 +181,7 @@ class Subtask:
         (self.taken,), (self.written,) = begun.taken[EDGE], begun.written[EDGE]
         self.version, self.first, self.stable = version, self.written, self.written
         self.holder = holder
-        self.machine = LocalSnapshots(begun, interval=1.0, cost_max=0.1, now=0.0)
+        self.machine = LocalSnapshots(begun, interval=1.0, cost_max=0.1, now=0.0, begun_at=0.0)
         self.copies = {0: begun}
         self.told: deque[ChannelRows] = deque()
         """Under way to its producer."""

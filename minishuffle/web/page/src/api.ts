@@ -16,6 +16,8 @@ export interface Counters {
   /** Microseconds since 1970; null: none yet. */
   watermark: number | null;
   latency: { count?: number; p50?: number; p95?: number; p99?: number; max?: number };
+  /** Local snapshots, in a job with a guarantee; seconds. */
+  snapshot: { taken?: number; bytes?: number; seconds?: number; age?: number };
 }
 export interface Task {
   operator: number;
@@ -24,6 +26,8 @@ export interface Task {
   attempt: number;
   state: string;
   worker: number;
+  /** The worker that holds its snapshots; 0: none. */
+  holder: number;
   counters: Counters;
 }
 export interface Cause {

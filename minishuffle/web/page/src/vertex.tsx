@@ -93,6 +93,7 @@ export function Vertex(props: { graph: Graph; job: Job; number: number; load: Ve
         </tbody>
       </Table>
       <Latencies tasks={tasks} name={vertex.name} />
+      {runs && <Snapshots tasks={tasks} name={vertex.name} />}
       {runs && <ProfileOf key={`profile ${number}`} job={job.job} tasks={tasks} busiest={load?.busiest ?? 0} />}
       {runs && <Outputs key={`outputs ${number}`} job={job.job} number={number} graph={graph} />}
       {runs && <BufferTable job={job.job} number={number} name={vertex.name} />}
@@ -132,6 +133,43 @@ function Latencies({ tasks, name }: { tasks: Task[]; name: string }) {
                   {millis(task.counters.latency[each] ?? 0)}
                 </td>
               ))}
+            </tr>
+          ))}
+        </tbody>
+      </Table>
+    </>
+  );
+}
+
+/** From what next attempts would go on, if the job has a guarantee, and what that takes. */
+function Snapshots({ tasks, name }: { tasks: Task[]; name: string }) {
+  const held = tasks.filter((task) => task.holder > 0 || task.counters.snapshot.taken !== undefined);
+  if (held.length === 0) return null;
+  return (
+    <>
+      <h3>Snapshots</h3>
+      <Table label={`Snapshots of ${name}`} tall>
+        <thead>
+          <tr>
+            <th class="number">Subtask</th>
+            <th class="number">Held by worker</th>
+            <th class="number">Age</th>
+            <th class="number">Bytes</th>
+            <th class="number">Taken in</th>
+            <th class="number">Taken</th>
+          </tr>
+        </thead>
+        <tbody>
+          {held.map(({ index, holder, counters: { snapshot } }) => (
+            <tr key={index}>
+              <th scope="row" class="number">
+                {index}
+              </th>
+              <td class={holder > 0 ? "number" : "number alert"}>{holder || "–"}</td>
+              <td class="number">{snapshot.age === undefined ? "–" : millis(snapshot.age)}</td>
+              <td class="number">{bytes(snapshot.bytes ?? 0)}</td>
+              <td class="number">{millis(snapshot.seconds ?? 0)}</td>
+              <td class="number">{count(snapshot.taken ?? 0)}</td>
             </tr>
           ))}
         </tbody>
