@@ -436,6 +436,8 @@ class WorkerSnapshot:
     """Bytes stored on this worker by blocking partitions and by gates that read them."""
     retained_bytes: int = 0
     """Bytes retained on this worker by retained partitions, in memory and on disk."""
+    retained_bytes_limit: int = 0
+    """The bound of ``retained_bytes``, beyond which tasks wait."""
     snapshot_bytes: int = 0
     """Bytes of snapshots that this worker holds for tasks of other workers, in memory and on disk."""
     wall: float = 0.0

@@ -358,7 +358,14 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "gauge",
         (),
         "Bytes of sent rows that are retained until snapshots of their consumers cover them, in memory and "
-        "on disk; the limit is retained_bytes.",
+        "on disk.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_retained_bytes_limit",
+        "gauge",
+        (),
+        "What minishuffle_retained_bytes may be before tasks wait: retained_bytes of the worker.",
         "worker",
     ),
     MetricSpec(

@@ -158,6 +158,7 @@ def _add_network(scrape: Scrape, snapshot: WorkerSnapshot) -> None:
     scrape.value("minishuffle_local_batch_bytes", snapshot.local_batch_bytes)
     scrape.value("minishuffle_blocking_bytes", snapshot.blocking_bytes)
     scrape.value("minishuffle_retained_bytes", snapshot.retained_bytes)
+    scrape.value("minishuffle_retained_bytes_limit", snapshot.retained_bytes_limit)
     scrape.value("minishuffle_snapshots_held_bytes", snapshot.snapshot_bytes)
 
 

@@ -146,6 +146,7 @@ def worker_snapshot(
         local_batch_bytes=deployment.services.local.used if deployment is not None else 0,
         blocking_bytes=deployment.services.stored.used if deployment is not None else 0,
         retained_bytes=deployment.services.retained.used if deployment is not None else 0,
+        retained_bytes_limit=deployment.services.retained.limit_bytes if deployment is not None else 0,
         snapshot_bytes=deployment.snapshot_bytes if deployment is not None else 0,
         gc_seconds=gc_seconds,
         wall=wall,
