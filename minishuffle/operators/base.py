@@ -312,6 +312,8 @@ class Operator(Protocol):
     """It keeps the splits of a source apart (:class:`SplitMark`), which are then read in turn."""
     by_channel: bool
     """It looks at how far each producer is by itself (:class:`Reached`)."""
+    is_copied: bool
+    """All of its state is the same in each of its subtasks."""
     keeps_rows: bool
     """Its state is of rows that may be emitted, or lead to what is, later on."""
     shares: bool

@@ -91,6 +91,7 @@ class BroadcastJoin(ChainedOperator):
     name = "broadcast_join"
     keeps_rows = True
     shares = True
+    is_copied = True
     first_input: int | None = SMALL
 
     def __init__(self, small: SmallSide) -> None:
@@ -132,8 +133,7 @@ class BroadcastJoin(ChainedOperator):
         self._task_state().read(parts)
 
     def _task_state(self) -> TaskState:
-        """The small side, which is the same in all subtasks."""
-        return TaskState({"small": Holding("copy", self._write_small, self._read_small)})
+        return TaskState({"small": Holding("all", self._write_small, self._read_small)})
 
     def _write_small(self) -> Iterator[Records]:
         for batch in self._small.held():

@@ -54,6 +54,7 @@ class ChainedOperator:
     first_input: int | None = None
     by_split = False
     by_channel = False
+    is_copied = False
     keeps_rows = False
     shares = False
     reports = False

@@ -6,7 +6,6 @@ scope      who goes on with it                                            such a
 key        the subtask to which the key of each record belongs            both sides of a join; rows that wait
 subtask    the subtask of the same number, modulo how many there are now  an open file, numbers of results
 all        every subtask, with what all have written                      the greatest time of each split
-copy       every subtask, with what subtask 0 has written                 the small side of a broadcast join
 =========  =============================================================  ====================================
 """
 
@@ -38,7 +37,7 @@ from minishuffle.operators.state_parts import (
 
 __all__ = ["Holding", "Records", "Scope", "TaskState"]
 
-Scope: TypeAlias = Literal["key", "subtask", "all", "copy"]
+Scope: TypeAlias = Literal["key", "subtask", "all"]
 
 _ROW: Final = "row"
 _COLUMN: Final = "row."
@@ -90,8 +89,6 @@ class TaskState:
             UnserializableRecord: an exchange would not take a row.
         """
         for name, holding in self._holdings.items():
-            if holding.scope == "copy" and index > 0:
-                continue
             number = 0
             for records in holding.write():
                 owner = index if holding.scope == "subtask" else None

@@ -163,6 +163,7 @@ class Chain:
         kept: Collection[int] = (),
     ) -> None:
         self.operators = program.operators
+        self._index = index
         self._source_shares = program.source is not None and getattr(program.source, "shares", True)
         side = program.operators[0].first_input if program.operators else None
         self._holding = program.operators[side in kept :]
@@ -255,15 +256,21 @@ class Chain:
 
     # --- state -----------------------------------------------------------------------------------
 
-    def snapshot(self, positions: Sequence[SplitPosition] = ()) -> TaskStateSnapshot:
+    def snapshot(self, positions: Sequence[SplitPosition] = (), *, of_all: bool = False) -> TaskStateSnapshot:
         """All state between two elements, with the positions of the source. A side that the next attempt gets
         all of again is not in it.
+
+        Args:
+            of_all: it is put together with those of the other subtasks: what all of them have alike is in
+                that of the first.
 
         Raises:
             UnserializableRecord: an exchange would not take what an operator holds.
         """
         parts = {}
         for operator in filter(attrgetter("id"), self._holding):
+            if of_all and self._index > 0 and operator.is_copied:
+                continue
             try:
                 held = list(operator.write_state())
             except UnserializableRecord as error:

@@ -235,7 +235,7 @@ def test_the_small_side_of_a_broadcast_join_goes_on_in_every_subtask(kind: str, 
             each.process(batch(small[begin : begin + 2]), SMALL, ignore)
         if has_begun:
             each.process(batch([{"k": 1}]), BIG, ignore)
-    parts = [part for each in before for part in each.write_state()]
+    parts = [*before[0].write_state()]  # A snapshot of all has them once.
     for index in range(2):
         after = operator(index)
         after.read_state(divided(parts, index, 2))

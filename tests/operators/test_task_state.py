@@ -38,7 +38,6 @@ def rows(found: list[Records]) -> list[Any]:
     [
         ("subtask", [["a", 1], ["b"], []], [["a", 1], ["b"]]),
         ("all", [["a", "b", 1]] * 3, [["a", "b", 1]] * 2),
-        ("copy", [["a", 1]] * 3, [["a", 1]] * 2),
     ],
 )
 def test_who_goes_on_with_what_has_no_key(scope: Scope, same: list[Any], fewer: list[Any]) -> None:

@@ -291,3 +291,15 @@ def test_a_side_that_comes_again_is_not_taken() -> None:
     for chain in chains:
         chain.entrance(0)(Batch([3]))
     assert [[*chain.snapshot().parts] for chain in chains] == [["join", "sum"], ["sum"]]
+
+
+def test_what_all_subtasks_have_alike_is_in_the_snapshot_of_each_and_once_in_that_of_all() -> None:
+    class Copied(Sum):
+        is_copied = True
+
+    for index, of_all in enumerate([["copied", "sum"], ["sum"]]):
+        program = Program(None, [Copied("copied"), Sum("sum")], [])
+        chain = Chain(program, {}, index, TaskCounters())
+        chain.entrance(0)(Batch([3]))
+        assert [*chain.snapshot().parts] == ["copied", "sum"]
+        assert [*chain.snapshot(of_all=True).parts] == of_all

@@ -581,7 +581,7 @@ class Task:
         self.outbox.drain()
         taken: TaskStateSnapshot | str
         try:
-            taken = chain.snapshot(self._positions())
+            taken = chain.snapshot(self._positions(), of_all=True)
             if savepoint.goes_on and self.snapshots is not None:
                 self.snapshots.cut(savepoint.savepoint)
         except UnserializableRecord as error:
