@@ -27,7 +27,8 @@ class GeneratorSource:
     """Records by number: ``fn(start, count)`` gives those numbered start to start + count - 1.
 
     ``fn`` returns a list of rows or, with ``format="arrow"``, a RecordBatch, of exactly ``count``
-    records, and the same for the same numbers at each call. Blocks of consecutive numbers are dealt
+    records, and the same for the same numbers at each call. So a split gives the same batches wherever
+    its read begins, and is never without one (``same_batches``). Blocks of consecutive numbers are dealt
     to the splits in turn. ``rate`` is records/s of the whole source; ``records`` is the total, or
     None for a source without end.
 
@@ -56,6 +57,7 @@ class GeneratorSource:
         self.rate = rate
         self.records = records
         self.bounded = records is not None
+        self.same_batches = True
         self.format = format
         self._splits = splits
         self._block = self._block_records()

@@ -62,7 +62,7 @@ class ProjectionStep(Step):
     """Other columns of each row."""
 
     given: Known
-    by_row: ClassVar[bool] = True
+    by_order: ClassVar[bool] = True
     follows: ClassVar[bool] = True
 
     def projection(self, node: Node, **parameters: Any) -> OperatorSpec:
@@ -216,7 +216,7 @@ class FilterStep(Step):
     given: Known
     condition: Any
     label: ClassVar[str] = "filter"
-    by_row: ClassVar[bool] = True
+    by_order: ClassVar[bool] = True
     follows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -250,7 +250,7 @@ class ExplodeStep(Step):
     given: Known
     column: str
     label: ClassVar[str] = "explode"
-    by_row: ClassVar[bool] = True
+    by_order: ClassVar[bool] = True
     follows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -283,7 +283,7 @@ class ToRowsStep(Step):
 
     given: Known
     label: ClassVar[str] = "to_rows"
-    by_row: ClassVar[bool] = True
+    by_order: ClassVar[bool] = True
     follows: ClassVar[bool] = True
     is_auxiliary: ClassVar[bool] = True
 
@@ -309,7 +309,7 @@ class ConformStep(Step):
     given: Known
     schema: Any
     label: ClassVar[str] = "union"
-    by_row: ClassVar[bool] = True
+    by_order: ClassVar[bool] = True
     follows: ClassVar[bool] = True
     is_auxiliary: ClassVar[bool] = True
 
@@ -332,7 +332,7 @@ class CheckStep(Step):
     given: Known
     declared: bool = True
     label: ClassVar[str] = "schema"
-    by_row: ClassVar[bool] = True
+    by_order: ClassVar[bool] = True
     follows: ClassVar[bool] = True
     is_auxiliary: ClassVar[bool] = True
 

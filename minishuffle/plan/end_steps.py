@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from minishuffle.operators.base import AnySource
+from minishuffle.plan.arguments import discovery_seconds
 from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.nodes import Boundary, Known, Node, ObjectSchema, Relation, Schema, SourceStep, Step
 
@@ -41,6 +42,16 @@ class ScanStep(SourceStep):
     @property
     def acknowledges(self) -> bool:
         return hasattr(self.source, "acknowledge")
+
+    @property
+    def by_order(self) -> bool:
+        return discovery_seconds(self.source) is None
+
+    @property
+    def same_batches(self) -> bool:
+        """Each split gives the same batches wherever a read begins between two of them, and at no time none:
+        so whoever reads several splits in turn gets their records in the same order each time."""
+        return bool(getattr(self.source, "same_batches", False))
 
     @property
     def gives(self) -> Known:

@@ -160,8 +160,12 @@ class Vertex(BaseModel):
     """False: its source cannot read again what it has given."""
     acknowledges: bool = False
     """Its source says outside what need not be kept there any more: it gives all else again."""
-    by_row: bool = False
-    """What it gives depends on each row alone that comes to it, in its order."""
+    by_order: bool = False
+    """What it gives depends on the rows that come to it, and their order, alone; of a source: on where it
+    begins, if it reads one split."""
+    in_turn: bool = False
+    """Its source reads several splits in turn, whatever each of them has just then: from two on, their
+    records come in another order each time."""
     program: bytes
     slot_group: str = ""
     """Vertices of one group share slots, and no others; ``""`` is that of those which name none."""
@@ -306,13 +310,34 @@ class JobGraph(BaseModel):
         vertices = self.snapshotted()
         return frozenset(number for number, edge in enumerate(self.edges) if edge.source in vertices)
 
-    def same_rows(self) -> frozenset[int]:
+    def same_rows(self, *, of_one_split: bool = False) -> frozenset[int]:
         """Vertices that take snapshots and make the same rows in the same order in each attempt, wherever it
-        begins: sources that end, and steps that go by each row alone. All others begin a new version."""
-        return frozenset(
+        begins: sources that can be read again, and what gets all rows by one channel of such a vertex, where
+        the steps go by the order of rows alone. All others begin a new version.
+
+        Args:
+            of_one_split: also those that do so if each subtask of a source reads one split at most, of which
+                the plan knows nothing.
+        """
+        vertices, others = self.vertices, self.snapshotted()
+        others = frozenset(number for number in others if vertices[number].by_order)
+        found = frozenset(
             number
-            for number in self.snapshotted()
-            if (vertex := self.vertices[number]).is_source and vertex.by_row and vertex.is_repeatable
+            for number in others
+            if (vertex := vertices[number]).is_source
+            and vertex.replayable
+            and not vertex.stream
+            and (of_one_split or not vertex.in_turn)
+        )
+        while more := {number for number in others - found if self._gets_all_from(number, found)}:
+            found |= more
+        return found
+
+    def _gets_all_from(self, vertex: int, others: frozenset[int]) -> bool:
+        """Whether all rows that a subtask of it gets come by one channel, of one of the ``others``."""
+        inputs, subtasks = self.inputs_of(vertex), range(self.vertices[vertex].parallelism)
+        return [self.edges[edge].source in others for edge in inputs] == [True] and all(
+            len(self.producers_of(inputs[0], index)) == 1 for index in subtasks
         )
 
     def unrepeatable(self) -> frozenset[int]:

@@ -78,6 +78,10 @@ class CountRowsStep(Step):
     has_state: ClassVar[bool] = True
 
     @property
+    def by_order(self) -> bool:
+        return self.emission != "batch"
+
+    @property
     def gives(self) -> Known:
         return Known(ObjectSchema())
 
@@ -106,6 +110,10 @@ class FoldStep(Step):
     @property
     def label(self) -> str:
         return "reduce" if self.create is None else "fold"
+
+    @property
+    def by_order(self) -> bool:
+        return self.emission != "batch"
 
     @property
     def gives(self) -> Known:
@@ -146,6 +154,10 @@ class ProcessStep(FunctionStep):
         if self.ttl is None:
             return None
         return checked_duration(self.ttl, "process(ttl=...)", positive=True) / 1_000_000
+
+    @property
+    def by_order(self) -> bool:
+        return self.on_timer is None and self.ttl is None and self.given.time is None
 
     @cached_property
     def gives(self) -> Known:

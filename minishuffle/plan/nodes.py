@@ -187,8 +187,6 @@ class Step:
     joins_input: ClassVar[bool] = False
     """Stands in the chain of its input wherever it may."""
     has_state: ClassVar[bool] = False
-    by_row: ClassVar[bool] = False
-    """What it gives depends on each row alone: not on others, how they are cut into batches, or the clock."""
     first_input: ClassVar[int | None] = None
     """The number of the input that is read to its end before any other is; None: in turn."""
 
@@ -211,6 +209,12 @@ class Step:
     def sides(self) -> Mapping[str, Known]:
         """Records that it gives beside them, by the name of the side output."""
         return {}
+
+    @property
+    def by_order(self) -> bool:
+        """What it gives depends on the rows that come to it, and their order: not on how they are cut into
+        batches, on watermarks or the clock. Of a source: on where it begins, if it reads one split."""
+        return False
 
     @property
     def must_be_read(self) -> frozenset[str]:

@@ -36,6 +36,7 @@ from minishuffle.plan.pickling import pickle_program
 from minishuffle.plan.programs import ProgramSpec
 from minishuffle.plan.rewrites import chained, rewritten
 from minishuffle.plan.standstill import FeedKey, blocking_feeds, check_waits
+from minishuffle.plan.time_steps import EventTimeStep
 
 __all__ = [
     "JobPlan",
@@ -378,7 +379,8 @@ def _vertex(chain: _Chain) -> Vertex:
         bounded=first.bounded,
         replayable=scan.replayable if scan is not None else True,
         acknowledges=scan is not None and scan.acknowledges,
-        by_row=all(node.is_source or node.step.by_row for node in chain.nodes),
+        by_order=all(node.step.by_order for node in chain.nodes),
+        in_turn=scan is not None and not scan.same_batches and _in_turn(chain),
         slot_group=chain.slot_group,
         program=pickle_program(chain.program(), chain.name),
         stream=stream.name if stream else "",
@@ -388,6 +390,11 @@ def _vertex(chain: _Chain) -> Vertex:
         collects=sink.collects if sink else "",
         states=chain.states(),
     )
+
+
+def _in_turn(chain: _Chain) -> bool:
+    """Whether its source's splits are read in turn: see :class:`~minishuffle.runtime.reader.SourceReader`."""
+    return not chain.nodes[0].bounded or any(isinstance(node.step, EventTimeStep) for node in chain.nodes)
 
 
 def _check_size(graph: JobGraph) -> None:

@@ -93,7 +93,7 @@ class MapStep(FunctionStep):
     own_sides: tuple[str, ...] = ()
     on_error: OnError = "fail"
     label: ClassVar[str] = "map"
-    by_row: ClassVar[bool] = True
+    by_order: ClassVar[bool] = True
     returns: ClassVar[Returns] = "row"
 
     def __post_init__(self) -> None:
@@ -167,7 +167,7 @@ class FilterRowsStep(FunctionStep):
     fn: Callable[[Any], Any]
     on_error: OnError = "fail"
     label: ClassVar[str] = "filter"
-    by_row: ClassVar[bool] = True
+    by_order: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_callable(self.fn, self.label)
@@ -193,7 +193,7 @@ class ToTableStep(Step):
     rows: RowsSchema
     on_error: OnError = "fail"
     label: ClassVar[str] = "to_table"
-    by_row: ClassVar[bool] = True
+    by_order: ClassVar[bool] = True
     follows: ClassVar[bool] = True
     is_auxiliary: ClassVar[bool] = True
 
@@ -291,7 +291,7 @@ class KeyRowsStep(Step):
     key: Key
     alone: bool = False
     label: ClassVar[str] = "key_by"
-    by_row: ClassVar[bool] = True
+    by_order: ClassVar[bool] = True
     follows: ClassVar[bool] = True
     is_auxiliary: ClassVar[bool] = True
 
@@ -340,7 +340,7 @@ class ForwardStep(Step):
 
     given: Known
     label: ClassVar[str] = "forward"
-    by_row: ClassVar[bool] = True
+    by_order: ClassVar[bool] = True
     is_auxiliary: ClassVar[bool] = True
 
     @property

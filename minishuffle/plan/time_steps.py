@@ -45,6 +45,7 @@ class EventTimeStep(Step):
     follows: ClassVar[bool] = True
     is_auxiliary: ClassVar[bool] = True
     has_state: ClassVar[bool] = True
+    by_order: ClassVar[bool] = True
     joins_input: ClassVar[bool] = True
     """The splits of a source are kept apart in the source's own chain alone."""
 

@@ -50,7 +50,7 @@ class SourceReader:
     by :class:`~minishuffle.runtime.discovery.SplitDiscovery`.
 
     Bounded sources are read split after split, unbounded ones and with ``in_turn`` a batch of each split
-    in turn.
+    in turn, beginning with the one whose turn it was (:meth:`snapshot`).
     ``next_due`` says when to poll again after an empty answer, in the unit and origin of ``now``
     (seconds).
 
@@ -88,6 +88,9 @@ class SourceReader:
         """Records between where an earlier attempt was and where this one began."""
         self._pace: _Pace | None = None
         self._discovery: SplitDiscovery | None = None
+        self.dealt: int | None = None
+        """How many splits this subtask has, those included that have ended; None: they are found, and may
+        become more."""
         self.cursors: dict[int, Cursor] = {}
         """Where each split that has a name begins."""
         self._moved: dict[int, Cursor] = {}
@@ -130,7 +133,10 @@ class SourceReader:
         """Open the splits of this subtask, where they are dealt in turn."""
         everything = given_splits(source)
         numbers = range(index, len(everything), parallelism)
+        self.dealt = len(numbers)
         places = [before.get(each, SplitPosition(each, 0)) for each in numbers]
+        if self._in_turn > 1 and before.keys() >= set(numbers):
+            places = [entry for entry in before.values() if entry.split in numbers]
         rate: float | None = getattr(source, "rate", None)
         if rate and places:
             self.rate = rate / len(everything)

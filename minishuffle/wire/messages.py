@@ -335,6 +335,9 @@ class TaskSpec(ControlMessage):
     holder has none, the task begins from its beginning."""
     needs_state: bool = False
     """There have been snapshots of the task: it must not begin from its beginning."""
+    one_split: bool = False
+    """Its rows are the same ones in each attempt if its source reads one split at most: it says how many it
+    has, and with a ``version`` fails if these are more."""
     holder: int = 0
     """The holder of the snapshots that the task takes, counted from 1; 0: it has none yet."""
     restoration: Restoration | None = None

@@ -32,6 +32,7 @@ __all__ = [
     "PartitionReadable",
     "SnapshotsHeld",
     "SourcePositions",
+    "SplitsDealt",
     "StateTaken",
     "StateWritten",
     "TaskReleased",
@@ -105,6 +106,14 @@ class SourcePositions(ControlMessage):
     waits: bool = False
     """The source waits for that however long the coordinator does not answer: external clients write it, who
     are to send no row twice."""
+
+
+class SplitsDealt(ControlMessage):
+    """The number of splits of a source's subtask, before it emits anything: see ``TaskSpec.one_split``."""
+
+    kind: Literal["splits_dealt"] = "splits_dealt"
+    attempt: AttemptRef
+    splits: int = Field(ge=0)
 
 
 class EndsRead(ControlMessage):
@@ -212,6 +221,7 @@ Fact: TypeAlias = (
     TaskStateChanged
     | TaskReleased
     | SourcePositions
+    | SplitsDealt
     | EndsRead
     | PartitionReadable
     | FileCompleted

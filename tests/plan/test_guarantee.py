@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from minishuffle import Stream
+from minishuffle.bench.numbered import Numbered
 from minishuffle.errors import InvalidGraph
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.plan.guarantee import check_guarantee, guarantee_lines, never_saved
@@ -96,19 +99,85 @@ def test_the_cost_is_said_in_words() -> None:
     )
 
 
-def test_sources_that_end_keep_their_version_where_steps_go_by_each_row_alone() -> None:
-    assert graph(read={"by_row": True}).same_rows() == {0}
-    for read in ({}, {"by_row": True, "bounded": False}):
-        assert not graph(read=read).same_rows()
-    assert not graph(read={"by_row": True}, kind="blocking").same_rows()
+BY_ORDER = {"by_order": True}
 
 
-def test_which_steps_go_by_each_row_alone() -> None:
-    items = Stream.items(range(9))
-    by_row = items.map(str).filter(bool).flat_map(list)
-    cut = items.to_table({"n": "int64"}).map_batches(lambda batch: batch)
-    jobs = [compile_job(each.rebalance().collect()) for each in (by_row, cut)]
-    assert [job.vertices[0].by_row for job in jobs] == [True, False]
+@pytest.mark.parametrize(
+    ("fields", "always", "of_one_split"),
+    [
+        ({"read": BY_ORDER}, {0}, {0}),
+        ({"read": {**BY_ORDER, **ENDLESS}}, {0}, {0}),
+        ({"read": {**BY_ORDER, "in_turn": True}}, set(), {0}),
+        ({}, set(), set()),
+        ({"write": BY_ORDER}, set(), set()),
+        ({"read": {**BY_ORDER, "replayable": False}}, set(), set()),
+        ({"read": BY_ORDER, "kind": "blocking"}, set(), set()),
+        ({"read": BY_ORDER, "write": BY_ORDER}, {0}, {0}),
+        ({"read": {**BY_ORDER, "parallelism": 1}, "write": BY_ORDER}, {0, 1}, {0, 1}),
+        ({"read": {**BY_ORDER, "parallelism": 1, "in_turn": True}, "write": BY_ORDER}, set(), {0, 1}),
+        ({"read": {"parallelism": 1}, "write": BY_ORDER}, set(), set()),
+        ({"read": {**BY_ORDER, "parallelism": 1}, "write": BY_ORDER, "also": BY_ORDER}, {0, 2}, {0, 2}),
+    ],
+)
+def test_versions_are_kept_where_the_order_of_rows_is_the_same(
+    fields: dict[str, Any], always: set[int], of_one_split: set[int]
+) -> None:
+    found = graph(**fields)
+    assert (found.same_rows(), found.same_rows(of_one_split=True)) == (always, of_one_split)
+    assert not graph(**fields, guarantee="loss").same_rows(of_one_split=True)
+
+
+ITEMS = Stream.items([("a", 1), ("b", 2)])
+KEYED = ITEMS.key_by(lambda row: row[0])
+
+
+@pytest.mark.parametrize(
+    ("stream", "by_order"),
+    [
+        (ITEMS.map(str).filter(bool).flat_map(list).rebalance(), [True, False]),
+        (ITEMS.event_time(lambda row: row[1]).rebalance(), [True, False]),
+        (ITEMS.to_table({"n": "int64"}).map_batches(lambda batch: batch).rebalance(), [False, False]),
+        (KEYED.process(lambda row, state: [row]).rebalance(), [True, True, False]),
+        (KEYED.process(lambda row, state: [], lambda key, state: []).rebalance(), [True, False, False]),
+        (KEYED.process(lambda row, state: [row], ttl=timedelta(1)).rebalance(), [True, False, False]),
+        (KEYED.fold(list, lambda found, row: found, emit="each").rebalance(), [True, True, False]),
+        (KEYED.fold(list, lambda found, row: found, emit="batch").rebalance(), [True, False, False]),
+        (KEYED.count(emit="each").rebalance(), [True, True, False]),
+    ],
+)
+def test_which_steps_go_by_the_order_of_rows_alone(stream: Any, by_order: list[bool]) -> None:
+    job = compile_job(stream.collect(), parallelism=2)
+    assert [vertex.by_order for vertex in job.vertices] == by_order
+
+
+class Found:
+    """A source whose splits become more."""
+
+    bounded = False
+    discovery_interval = timedelta(seconds=1)
+    replayable = True
+
+    def splits(self) -> list[str]:
+        return ["a"]
+
+    def read(self, split: str, position: bytes) -> Iterator[tuple[list[int], bytes]]:
+        yield [1], b""
+
+
+@pytest.mark.parametrize(
+    ("source", "by_order", "in_turn"),
+    [
+        (Stream.items([1]), True, False),
+        (Stream.items([1]).event_time(int), True, True),
+        (Stream.generate(), True, False),
+        (Stream.generate().event_time(int), True, False),
+        (Stream.source(Numbered(1.0, "stop", "begin")), True, True),
+        (Stream.source(Found()), False, True),
+    ],
+)
+def test_what_the_order_of_a_sources_rows_hangs_on(source: Any, by_order: bool, in_turn: bool) -> None:
+    vertex = compile_job(source.rebalance().collect(), parallelism=2).vertices[0]
+    assert (vertex.by_order, vertex.in_turn) == (by_order, in_turn)
 
 
 @pytest.mark.parametrize(

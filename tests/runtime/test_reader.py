@@ -326,6 +326,16 @@ def test_a_snapshot_says_of_each_split_where_it_is_and_another_reader_goes_on_th
     assert all(each.done for each in reader.snapshot())
 
 
+def test_whoever_goes_on_at_a_snapshot_takes_splits_in_the_order_of_the_reader_before() -> None:
+    source = GeneratorSource(numbered, splits=5)
+    reader = SourceReader(source, 1, 2, 0.0)
+    assert reader.dealt == 2
+    found = [(reader.snapshot(), reader.poll(0.0)) for _ in range(5)]
+    for number, (places, _) in enumerate(found):
+        other = SourceReader(source, 1, 2, 0.0, resumed=places)
+        assert [other.poll(0.0) for _ in found[number:]] == [batch for _, batch in found[number:]]
+
+
 def test_a_snapshot_of_splits_with_names_has_their_positions() -> None:
     source = Partitions(a=[["1"], ["2"]], b=[["3"]])
     reader = SourceReader(source, 0, 1, 0.0)

@@ -471,7 +471,8 @@ class Play:
         run.begun_from = cluster.audit.begun_from
         if info.state == "finished":
             died = any(worker.host.dead for worker in cluster.workers)  # with what it had counted
-            cluster.audit.check_nothing_lost(run.plan, comes_again=died or info.rows_again > 0)
+            once = frozenset() if info.fallbacks else run.plan.graph.same_rows()
+            cluster.audit.check_nothing_lost(run.plan, comes_again=died or info.rows_again > 0, once=once)
             books = info.rows_dropped, info.rows_in_flight, info.state_rows_lost
             assert books == ({}, 0, 0), f"the books of a job that loses nothing say {books}"
         if info.fallbacks or not {fault.kind for fault in run.faults}.issubset(ALONE):

@@ -26,6 +26,7 @@ from minishuffle.wire.reports import (
     PartitionReadable,
     SnapshotsHeld,
     SourcePositions,
+    SplitsDealt,
 )
 from minishuffle.worker.channels.registry import ChannelKey
 from minishuffle.worker.instructions import StartTask, attempt_id
@@ -79,6 +80,8 @@ class Site:
         self.lines: list[str] = []
         self.positions: dict[AttemptId, list[bytes]] = {}
         """Tables that sources have reported."""
+        self.dealt: list[int] = []
+        """How many splits sources have."""
         self.files: dict[AttemptId, list[FileCompleted]] = {}
         """What sinks have completed."""
         self.acknowledges = True
@@ -102,6 +105,8 @@ class Site:
                     self.positions.setdefault(fact.attempt, []).append(positions)
                 if self.acknowledges:
                     there.task.leases.acknowledge()
+            case SplitsDealt(splits=splits):
+                self.dealt.append(splits)
             case FileCompleted():
                 self.files.setdefault(fact.attempt, []).append(fact)
                 if self.acknowledges:

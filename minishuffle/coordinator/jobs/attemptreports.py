@@ -23,6 +23,7 @@ from minishuffle.wire.reports import (
     PartitionReadable,
     SnapshotsHeld,
     SourcePositions,
+    SplitsDealt,
     StateTaken,
     StateWritten,
     TaskReleased,
@@ -32,7 +33,7 @@ from minishuffle.wire.reports import (
 
 __all__ = ["PositionRounds", "apply_fact", "may_wait", "moves_only", "refuses"]
 
-WHILE_IT_RUNS: Final = (Collected, FileCompleted, SourcePositions, StateTaken, TaskStands)
+WHILE_IT_RUNS: Final = (Collected, FileCompleted, SourcePositions, SplitsDealt, StateTaken, TaskStands)
 """Facts that are stale once their attempt has ended."""
 FREQUENT: Final = (TaskReport, TaskStands)
 """Reports that come so often while an attempt runs that they alone cause no journal write."""
@@ -67,6 +68,8 @@ def apply_fact(job: Job, worker: int, fact: Fact | TaskReport, at: float) -> boo
             job.progress.exchanged(task, fact.traffic, fact.rows_dropped)
         case SourcePositions():
             job.progress.moved(task, fact, at)
+        case SplitsDealt(splits=splits):
+            job.splits_dealt(task, splits)
         case EndsRead(edge=edge, producers=producers):
             job.ends_read(task, edge, producers)
         case TaskStands(standing=standing):

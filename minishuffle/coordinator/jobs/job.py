@@ -533,6 +533,11 @@ class Job:
         self._advance(at)
         return True
 
+    def splits_dealt(self, task: Subtask, splits: int) -> None:
+        """A task says how many splits of its source it has, of a source whose order of rows hangs on that."""
+        if splits <= 1:
+            self.subtasks.make_same_rows(task, self.graph)
+
     def ends_read(self, task: Subtask, edge: int, producers: Iterable[int]) -> None:
         """Note that a task has read these producers to the end."""
         self.ends.spend(self.ends.read(task.key, edge, producers))

@@ -54,7 +54,7 @@ class Subtask(AttemptRecord):
     """The attempt that began the version of the rows, which later attempts make again; the attempt itself if
     it begins one: see :mod:`~minishuffle.coordinator.jobs.consumption`."""
     same_rows: bool = False
-    """All its attempts make the same rows in the same order: their version is the first's."""
+    """All its attempts from now on make the same rows in the same order, and keep the version."""
     round: int = 0
     """The round of deployments, counted for the job, in which this attempt was deployed."""
     version_round: int = 0
@@ -87,6 +87,10 @@ class Subtask(AttemptRecord):
         """Its next attempt begins with this, and with a version of its rows of its own."""
         self.resumption, self.starts_over = resumption, True
         self.repeated, self.state_bytes, self.collected_end = "", 0, 0
+
+    def keep_version(self) -> None:
+        """Its next attempts make the same rows in the same order."""
+        self.same_rows = True
 
     def has_begun(self) -> None:
         """Its attempt runs: what a savepoint had for it is taken."""
@@ -306,6 +310,17 @@ class Subtasks(Mapping[TaskKey, Subtask]):
         """Begin the next attempt of a subtask: see :meth:`Subtask.begin_next`."""
         self._result_bytes -= len(task.result)
         task.begin_next(worker, round, resumption)
+
+    def make_same_rows(self, task: Subtask, graph: JobGraph) -> None:
+        """A subtask makes the same rows in each attempt from now on. So do the subtasks that get all rows
+        from it, unless they have had rows of an earlier version."""
+        vertices, found = graph.same_rows(of_one_split=True), [task]
+        while found:
+            task = found.pop()
+            task.keep_version()
+            self.touch(task.key)
+            if task.version == FIRST_ATTEMPT:
+                found += [self._tasks[key] for key in graph.consumers(*task.key) if key[0] in vertices]
 
     def keep_result(self, task: Subtask, result: bytes) -> bool:
         """Keep the result of a closed sink. False, and nothing is kept, if all results together would be too

@@ -553,17 +553,19 @@ def _neighbour_addresses(
 
 
 class _Exchanges(NamedTuple):
-    """Kept and retained edges, repeating sources, and operators that run again from the beginning."""
+    """Kept and retained edges; repeating sources; operators that run again from the beginning; sources that
+    keep their version if a subtask has one split."""
 
     kept: frozenset[int]
     retained: frozenset[int]
     repeating: frozenset[int]
     replayed: frozenset[int]
+    one_split: frozenset[int]
 
     @classmethod
     def of(cls, graph: JobGraph) -> _Exchanges:
-        kept = graph.kept_edges()
-        return cls(kept, graph.retained_edges(), repeating(graph, kept), graph.replayed())
+        kept, one_split = graph.kept_edges(), graph.same_rows(of_one_split=True) - graph.same_rows()
+        return cls(kept, graph.retained_edges(), repeating(graph, kept), graph.replayed(), one_split)
 
 
 def _task(
@@ -624,6 +626,7 @@ def _task(
         sink=vertex.sink,
         bounded=vertex.bounded,
         version=attempt.version if attempt is not None else 0,
+        one_split=vertex.is_source and operator in exchanges.one_split,
     )
 
 

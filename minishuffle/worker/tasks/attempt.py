@@ -18,7 +18,7 @@ from minishuffle.counters import (
     TaskCounters,
     TaskSnapshot,
 )
-from minishuffle.errors import PartitionLost, ResourceExhausted, TaskFailed
+from minishuffle.errors import PartitionLost, ResourceExhausted, TaskFailed, UsageError
 from minishuffle.exchange.blocking import BlockingPartition
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.channels import ChannelEvent, InputChannel
@@ -54,6 +54,7 @@ from minishuffle.wire.reports import (
     PartitionReadable,
     SnapshotsHeld,
     SourcePositions,
+    SplitsDealt,
     TaskStateChanged,
 )
 from minishuffle.worker.channels.registry import ChannelKey, Progress
@@ -182,8 +183,7 @@ class Attempt:
         self._latency = LatencyMarkers(self.settings, source, self.partitions, services.wall)
         self.reported: tuple[bytes, dict[str, int]] | None = None
         """The result of :meth:`rows` at the end of the task."""
-        self._services = services
-        self.spec = spec
+        self._services, self.spec = services, spec
         self.pools: dict[int, LocalPool] = {}
         """The partitions' pools, by edge."""
         self._channels: dict[tuple[int, int], InputChannel] = {}
@@ -211,6 +211,7 @@ class Attempt:
             None if spec.restoration is None else restoring(spec.restoration, services.secret),
             spec.has_ended,
             self._snapshot_taker(parts) if self._takes_snapshots else None,
+            dealt=self._splits_dealt if spec.one_split else None,
             rests=bool(spec.outputs) and self.settings.buffer_timeout == "adaptive",
         )
         try:
@@ -265,6 +266,20 @@ class Attempt:
             age=self.spec.positions_age,
             held=held,
         )
+
+    def _splits_dealt(self, splits: int) -> None:
+        """(Task.) Report how many splits its source has given it.
+
+        Raises:
+            UsageError: there are more than one, and earlier attempts had one alone: the rows would come in
+                another order than theirs.
+        """
+        if splits > 1 and self.spec.version:
+            raise UsageError(
+                f"splits() gives {splits} splits to {self._where()}, which had one before: give the same "
+                "splits in the same order each time, or set a discovery_interval"
+            )
+        self.paths.post(self._services.fact, SplitsDealt(attempt=self.id, splits=splits))
 
     def _build_partition(self, output: OutputSpec) -> None:
         """Its pool has at least n + 1 segments, as in Flink, and at most what its channels can use, or if it

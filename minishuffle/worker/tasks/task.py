@@ -138,6 +138,8 @@ class Task:
     """It had ended before its job was restored."""
     snapshots: SnapshotTaker | None = None
     """Takes its local snapshots; None: its job has no guarantee, or it runs again from its beginning."""
+    dealt: Callable[[int], None] | None = None
+    """Called by its thread with the number of its source's splits; None: nobody asks."""
     rests: bool = False
     """Its source may be read a little later: see :class:`SourceRest`."""
     state: str = "deploying"
@@ -395,6 +397,8 @@ class Task:
         )
         self.counters.rows_skipped, self._reader = reader.rows_skipped, reader
         try:
+            if self.dealt is not None and reader.dealt is not None:
+                self.dealt(reader.dealt)
             self._read(reader, chain, emit, produced)
             self.leases.finish(self.paths.pause.now())
         finally:

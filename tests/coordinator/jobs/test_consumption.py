@@ -351,7 +351,7 @@ def chain(*, guarantee: str) -> JobGraph:
             parallelism=1,
             operators=[name],
             is_source=name == "read",
-            by_row=True,
+            by_order=name == "read",
             slot_group=name,
             program=b"",
         )

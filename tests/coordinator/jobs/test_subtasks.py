@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from minishuffle import limits
+from minishuffle.coordinator.jobs.lossaccounting import TaskKey
 from minishuffle.coordinator.jobs.subtasks import Subtasks
 from minishuffle.ids import AttemptId, OperatorId, SubtaskId
 from minishuffle.plan.graph import JobGraph
@@ -62,3 +63,24 @@ def test_subtasks_that_wait_have_no_attempt(make_graph: Callable[..., JobGraph])
         task.begin_first(2, 0)
         table.enter(task, "created")
     assert not table.all_wait and table.some_wait(0) and not table.some_wait(1) and len(table.on(2)) == 2
+
+
+@pytest.mark.parametrize(("version", "keep"), [(1, [READ, COUNT0, COUNT1]), (2, [READ])])
+def test_who_gets_all_rows_from_a_subtask_keeps_its_version_with_it(
+    make_graph: Callable[..., JobGraph], version: int, keep: list[TaskKey]
+) -> None:
+    """If the source has begun another version, its consumers may have had rows of the first that never come
+    again."""
+    graph = make_graph(1, 2, guarantee="at_least_once")
+    read, count = (vertex.model_copy(update={"by_order": True}) for vertex in graph.vertices)
+    graph = graph.model_copy(update={"vertices": [read.model_copy(update={"in_turn": True}), count]})
+    table = Subtasks(graph, (1, 2))
+    for _ in range(version - 1):
+        table.begin_next(table[READ], 1, 1, table[READ].resumption)
+    assert not any(table[key].same_rows for key in table)
+    table.make_same_rows(table[READ], graph)
+    assert [key for key in table if table[key].same_rows] == keep
+    assert table.take_changed() == set(keep)
+    for key in table:
+        table.begin_next(table[key], 1, 2, table[key].resumption)
+    assert {table[key].version for key in keep} == {version}

@@ -13,6 +13,7 @@ from minishuffle.api.stream import Stream, Table
 from minishuffle.errors import PeerLost
 from minishuffle.exchange.retained import RetainedPartition
 from minishuffle.ids import AttemptId
+from minishuffle.plan.graph import JobSettings
 from minishuffle.plan.planner import compile_job
 from minishuffle.worker.channels.registry import ChannelKey
 from minishuffle.worker.instructions import StartTask
@@ -130,3 +131,38 @@ async def test_a_task_waits_between_elements_while_its_worker_retains_too_much(s
     assert site.rows == list(range(ROWS))
     assert site.snapshots_wanted > 1
     await site.close()
+
+
+class Turns(Numbers):
+    """A source whose splits are read in turn."""
+
+    bounded = False
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def splits(self) -> list[int]:
+        return list(range(self._count))
+
+    def read(self, split: int, offset: int) -> Iterator[Any]:
+        yield [split]
+
+
+@pytest.mark.parametrize(
+    ("splits", "version", "state"),
+    [(1, 0, "finished"), (2, 0, "finished"), (1, 1, "finished"), (2, 1, "failed")],
+)
+async def test_a_source_says_how_many_splits_it_has_and_does_not_go_on_with_more_than_one(
+    site: Site, splits: int, version: int, state: str
+) -> None:
+    settings = JobSettings(guarantee="at_least_once")
+    graph = compile_job(Stream.source(Turns(splits)).rebalance().collect(), parallelism=1, settings=settings)
+    message = site.message(graph, "j1")
+    read = message.tasks[0].model_copy(update={"version": version})
+    assert read.one_split
+    site.deployment.start(StartTask(message, read))
+    (outcome,) = await site.finish()
+    assert outcome.state == state
+    assert site.dealt == ([] if outcome.error else [splits])
+    assert outcome.error is None or "which had one before" in outcome.error.text
