@@ -21,7 +21,7 @@ SIMULATED := tests/e2e/test_simulated_clusters.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup try demo test test-fast dist docs fmt lint types bench soak clean
-.PHONY: setup-try soak-setup soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-pause soak-reach soak-tls soak-blocking soak-tcp soak-join soak-savepoint soak-ledger
+.PHONY: setup-try soak-setup soak-failures soak-hosts soak-hung soak-killers soak-kept soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-pause soak-reach soak-tls soak-blocking soak-tcp soak-join soak-savepoint soak-ledger
 
 help: ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,7 +74,7 @@ bench: setup ## Measure transport, exchange and keyBy (some minutes)
 	$(WITHIN) 900 $(BIN)/minishuffle bench spark
 
 soak: soak-setup ## Run what takes too long for the tests (some hours): failures, silent hosts, workers that hang or that functions end, planned stops, spinning threads, seeds, examples
-	$(MAKE) soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-pause soak-reach soak-tls soak-blocking soak-tcp soak-join soak-savepoint soak-ledger
+	$(MAKE) soak-failures soak-hosts soak-hung soak-killers soak-kept soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-pause soak-reach soak-tls soak-blocking soak-tcp soak-join soak-savepoint soak-ledger
 
 soak-setup:
 	@scripts/bootstrap --soak
@@ -91,6 +91,9 @@ soak-hung: soak-setup ## Ten workers stopped by SIGSTOP and ten killed: how soon
 
 soak-killers: soak-setup ## Functions that end their process in each way, as root for want of memory too (about 5 minutes)
 	MINISHUFFLE_SOAK=1 $(WITHIN) 1800 $(BIN)/python -m pytest -q --timeout 900 tests/e2e/test_killers.py
+
+soak-kept: soak-setup ## Fifty jobs with a guarantee, eight failures in each, compared with plain Python (half an hour)
+	MINISHUFFLE_SOAK=1 $(WITHIN) 7200 $(BIN)/python -m pytest -q tests/e2e/test_at_least_once.py
 
 soak-stops: soak-setup ## SIGTERM of coordinators, second ones, and clusters without their files (4 minutes)
 	$(WITHIN) 900 $(BIN)/python scripts/soak-stops
