@@ -471,8 +471,8 @@ class JobRecoveries:
     state_rows_lost: int = 0
     """Rows of operator state lost with attempts that did not finish."""
     seconds: Mapping[str, Histogram] = field(default_factory=dict)
-    """Seconds of the recoveries since this coordinator started, by phase: reschedule, reattach, first_record.
-    Empty for a job that has ended without a recovery."""
+    """Seconds of the recoveries since this coordinator started, by phase: reschedule, reattach, first_record,
+    and with a guarantee snapshot_read, replayed, caught_up. Empty for a job that has ended without one."""
     unfinished: int = 0
     """Recoveries since this coordinator started in which the new attempt ended before its first record."""
     links_broken: int = 0

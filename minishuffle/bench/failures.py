@@ -39,6 +39,9 @@ _EVENTS: Final = {
     "inputs reattached": "reattached",
     "outputs reattached": "reattached",
     "first record": "first batch",
+    "snapshot read": "snapshot read",
+    "replayed": "replayed",
+    "caught up": "caught up",
 }
 
 T = TypeVar("T")

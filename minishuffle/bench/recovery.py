@@ -54,6 +54,8 @@ PHASES: Final = (
     "first batch",
     "first record",
 )
+GUARANTEED_PHASES: Final = ("snapshot read", "replayed", "caught up")
+"""More of a job with a guarantee, where a round had them: a task that has nothing yet reads none."""
 
 
 def measure_recovery(
@@ -157,6 +159,7 @@ def _times(output: NumberedOutput, rounds: Sequence[FailureRound]) -> dict[str, 
         "phases_ms": {
             phase: _spread([each.phases[phase] for each in rounds if phase in each.phases])
             for phase in (PHASES if outages else HEADLESS_PHASES)
+            + tuple(each for each in GUARANTEED_PHASES if any(each in found.phases for found in rounds))
         },
         "others_gap_ms": _spread(gaps),
         "others_gap_baseline_ms": _spread(quiet),

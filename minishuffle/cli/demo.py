@@ -143,7 +143,7 @@ BEFORE_SECONDS, JOIN_SECONDS = 3.0, 8.0
 """How long the join is watched before its worker is killed, and for how long its inputs come."""
 JOIN_TIMEOUT = 60.0
 SAMPLE_SECONDS = 0.2
-TIMELINE = ("task lost", "task deployed", "task running", "outputs reattached", "first record")
+TIMELINE = ("task lost", "task deployed", "snapshot read", "first record", "replayed", "caught up")
 """Events of a recovery that are shown."""
 BARS = " ▁▂▃▄▅▆▇█"
 CANCEL_SECONDS = 15.0

@@ -182,6 +182,9 @@ class Attachment(Protocol):
     rows_received: int
     """Rows that begin in the buffers that were received."""
 
+    answered: bool
+    """The producer has sent something, or is in the same worker."""
+
     @property
     def unread(self) -> int:
         """Buffers with data that the producer has yet to send or the task has yet to read."""
@@ -228,8 +231,7 @@ class RemoteAttachment:
         self.rows_received = 0
         self.channel = channel
         self.producer = channel.producer
-        self._answered = False
-        """The producer has sent something."""
+        self.answered = False
         self._buffers = buffers
         self.link = link
         self.release_floating = buffers.release_floating
@@ -297,14 +299,14 @@ class RemoteAttachment:
         self._buffers.serve()
 
     def _answer(self) -> None:
-        self._answered = True
+        self.answered = True
         self.channel.on_event(self.generation, ChannelEvent.ATTACH)
         self.channel.announce_stable()
 
     # --- for the ConsumerChannel -----------------------------------------------------------------
 
     def request_floating(self) -> FreeBuffer | None:
-        if not self._answered:  # the producer has announced its backlog
+        if not self.answered:  # the producer has announced its backlog
             self._answer()
         return self._buffers.request_floating()
 
@@ -321,7 +323,7 @@ class RemoteAttachment:
         buffer.recycle()
 
     def deliver(self, received: Received) -> None:
-        if not self._answered:
+        if not self.answered:
             self._answer()
         if received.data_type == _DATA:
             self.rows_received += received.rows
@@ -368,6 +370,7 @@ class LocalAttachment:
         self.credit = credit
         self._handed_over = handed_over
         self.outstanding = 0
+        self.answered = True
         self._view: PartitionView | None = subpartition.attach(
             generation,
             self.pump,

@@ -225,6 +225,13 @@ class InputGate:
                 each.resize(size)
 
     @property
+    def has_read_all(self) -> bool:
+        """(Loop.) Every channel that has not ended is attached, its producer has answered, and nothing that
+        it has said to have waits to be read."""
+        attachments = [each.attachment for each in self.channels if not each.ended]
+        return all(each is not None and each.answered and not each.unread for each in attachments)
+
+    @property
     def unused(self) -> bool:
         """Nothing waits to be read, and no channel for a buffer: none but free ones, if the loop has taken
         back what was read."""

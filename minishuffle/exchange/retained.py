@@ -66,6 +66,8 @@ class RetainedPartition:
         fenced: (loop) called with an attempt of a consumer that takes the place of an earlier one.
         lost: called once if what was retained cannot be read: no view brings it any more.
         on_stable: (loop) called when :meth:`stable` says more.
+        replayed: (loop) called with the index and attempt of a consumer once it was sent what was retained
+            for it when it was attached.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class RetainedPartition:
         fenced: Callable[[int], None] = lambda attempt: None,
         lost: Callable[[PartitionLost], None] = lambda error: None,
         on_stable: Callable[[], None] = lambda: None,
+        replayed: Callable[[int, int], None] = lambda index, attempt: None,
     ) -> None:
         self.id = partition_id
         self.hot_keys = HotKeys()
@@ -117,6 +120,7 @@ class RetainedPartition:
             flushing=flushing,
             unread_bytes=sys.maxsize if unread_bytes is None else unread_bytes,
             on_stable=on_stable,
+            replayed=replayed,
             read_bytes=limits.BLOCKS_READ_AHEAD_BYTES // (2 * max(1, len(consumers))),
             wake=wake,
             lose=self.lose,

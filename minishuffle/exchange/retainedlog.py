@@ -72,6 +72,8 @@ class LogServices:
     """What a consumer that keeps up may have yet to read before the writer waits."""
     on_stable: Callable[[], None]
     """(Loop.) A consumer's snapshots cover more rows."""
+    replayed: Callable[[int, int], None]
+    """(Loop.) That attempt of a consumer was sent what was held for it when it was attached."""
     read_bytes: int
     """What a view asks the disk for at once; a block at the least."""
     wake: Callable[[], None]
@@ -257,6 +259,7 @@ class RetainedSubpartition:
         )
         view.whole = self.whole = whole
         self.position, self.behind = position, True
+        view.look_replayed()
         replays = self.bytes - position > self.services.unread_bytes
         self.allowance = _UNBOUNDED if replays else self.services.unread_bytes
         if before is not None:
@@ -441,6 +444,7 @@ class RetainedView:
         "_fetched_bytes",
         "_mark",
         "_reading",
+        "_replayed_at",
         "_rest",
         "_row",
         "_rows_taken",
@@ -488,6 +492,8 @@ class RetainedView:
         self._mark = None if mark is None else Event(EventKind.WATERMARK, mark.time, mark.idle)
         self._row = self._begin
         """The number of the next row."""
+        self._replayed_at: int | None = subpartition.rows
+        """The row behind what was held when it was made; None once it has come there."""
         self._current: _Entry | None = None
         """The block that was begun last, while there is a rest of it, or it is open."""
         self._rest: deque[Part] = deque()
@@ -532,6 +538,12 @@ class RetainedView:
 
     def hold(self) -> None:
         self._subpartition.held = True
+
+    def look_replayed(self) -> None:
+        """Say once that all was polled that was held when it was made."""
+        if self._replayed_at is not None and self._row >= self._replayed_at:
+            self._replayed_at = None
+            self._subpartition.services.replayed(self._subpartition.consumer, self.attempt)
 
     # --- what is next ----------------------------------------------------------------------------
 
@@ -615,6 +627,8 @@ class RetainedView:
                 return None
             piece = taken
             self._subpartition.moved(self.read)
+            if self._replayed_at is not None:
+                self.look_replayed()
         if self._subpartition.behind:
             self._subpartition.free()
         piece.next_type = self.next_type()

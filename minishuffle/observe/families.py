@@ -215,7 +215,9 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         ("pipeline", "pipeline_id", "phase"),
         "Seconds from the detection of a failure until the new attempt of the subtask was sent to a "
         "worker (reschedule), had all its input and output channels connected (reattach) and had "
-        "processed its first batch (first_record).",
+        "processed its first batch (first_record). In a job with a guarantee also until it had the state of "
+        "its snapshot (snapshot_read), was sent what was retained for it (replayed), and had nothing left to "
+        "do for the first time (caught_up).",
         "coordinator",
     ),
     # --- worker -----------------------------------------------------------------------------------

@@ -356,12 +356,13 @@ class HolderSpec(TaskAttempt):
     """The worker that runs this attempt."""
 
 
-Step: TypeAlias = Literal["inputs", "outputs", "first record"]
+Step: TypeAlias = Literal["inputs", "outputs", "first record", "snapshot read", "replayed", "caught up"]
 
 
 class RecoveryStep(ControlMessage):
     """The progress of a replacement attempt: ``channels`` more channels to its producers or consumers are
-    attached, the last of them ``age`` seconds ago; or it has passed on its first batch."""
+    attached, the last of them ``age`` seconds ago, or have sent what was retained; or it has read its
+    snapshot, passed on its first batch, or has nothing to do for the first time."""
 
     operator: int
     index: int

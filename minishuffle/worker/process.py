@@ -45,6 +45,7 @@ from minishuffle.wire.messages import (
     HostLook,
     HostLooked,
     Probed,
+    Step,
     WorkerAddress,
     WriteState,
 )
@@ -267,7 +268,7 @@ class Worker:
             report=self._on_report,
             said=self._sender.notify,
             fact=self._on_fact,
-            first_record=self._on_first_record,
+            recovered=self._on_recovered,
             saved=self._on_saved,
             stands=self._on_stands,
             partition_lost=self._on_partition_lost,
@@ -576,8 +577,8 @@ class Worker:
     def _progress(self, key: AttemptId) -> Progress:
         return self._deployment.progress(key)
 
-    def _on_first_record(self, key: AttemptId) -> None:
-        self._carry_out(self._state.first_record(key, self._loop.time()))
+    def _on_recovered(self, key: AttemptId, step: Step) -> None:
+        self._carry_out(self._state.recovered(key, step, self._loop.time()))
 
     def _on_partition_lost(self, key: AttemptId, error: PartitionLost) -> None:
         _log.warning("%s", error)

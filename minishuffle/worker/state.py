@@ -48,6 +48,7 @@ from minishuffle.wire.messages import (
     Probe,
     ReleaseJob,
     Shutdown,
+    Step,
     TaskSpec,
     TasksRestarted,
     WorkerAddress,
@@ -281,9 +282,9 @@ class WorkerState:
         running = state_change(key, "running").model_copy(update={"state_lost": state_lost})
         return self._step([Report(running)])
 
-    def first_record(self, key: AttemptId, now: float) -> WorkerStep:
-        """The attempt has passed its first batch on."""
-        self.channels.reattachments.first_record(key, now)
+    def recovered(self, key: AttemptId, step: Step, now: float) -> WorkerStep:
+        """The attempt has come to that step of its recovery, by one channel if it has any."""
+        self.channels.reattachments.reached(step, key, now)
         return self._step()
 
     def task_ended(

@@ -59,6 +59,20 @@ def test_local_channels_take_turns(make_setup: type[Setup]) -> None:
     assert setup.network.free == setup.network.total
 
 
+def test_a_gate_has_read_all_once_its_producers_have_answered_and_nothing_waits(
+    make_setup: type[Setup],
+) -> None:
+    setup = make_setup(remote=2)
+    assert not setup.gate.has_read_all, "nobody has answered"
+    for channel in setup.remotes:
+        setup.arrive(channel, setup.element([1]))
+    assert not setup.gate.has_read_all
+    poll_fairly(setup, 2)
+    assert setup.gate.has_read_all
+    setup.remotes[0].detach(PeerLost("it was lost"))
+    assert not setup.gate.has_read_all
+
+
 @pytest.mark.parametrize("kind", ["remote", "local"])
 def test_channels_take_turns_while_data_arrive(make_setup: type[Setup], kind: str) -> None:
     """Case 149, InputGateFairnessTest."""

@@ -107,6 +107,25 @@ def test_a_view_at_the_end_gets_what_is_added_to_the_block_that_is_open() -> Non
     assert consumer.read() == [2]
 
 
+def test_a_consumer_that_was_sent_what_was_held_when_it_attached_has_all_replayed() -> None:
+    said: list[tuple[int, int]] = []
+    producer = Producer(replayed=lambda index, attempt: said.append((index, attempt)))
+    consumer = Consumer(producer)
+    consumer.attach()
+    assert said == [(0, 1)], "there is nothing"
+    for each in "abc":
+        producer.write([each * 100])
+    consumer.read()
+    consumer.attempt = 2
+    consumer.attach(0)
+    producer.write(["later"])
+    assert said == [(0, 1)]
+    while len(said) == 1:
+        assert consumer.poll()
+    assert said == [(0, 1), (0, 2)] and "later" not in consumer.rows
+    assert consumer.read()[-1] == "later" and len(said) == 2
+
+
 def test_buffers_are_as_long_as_the_consumer_says() -> None:
     producer = Producer()
     consumer = Consumer(producer)

@@ -611,7 +611,7 @@ class WorkerTranscript(Transcript):
         if what == "runs":
             return self._shown(self.state.task_running(key))
         if what == "passes its first batch on":
-            self._shown(self.state.first_record(key, self.now))
+            self._shown(self.state.recovered(key, "first record", self.now))
             return []
         state = {"finishes": "finished", "fails": "failed", "stops": "canceled"}[what]
         error = ErrorInfo(code=60, text=why) if why else None

@@ -19,7 +19,7 @@ from minishuffle.ids import AttemptId
 from minishuffle.operators.row_conversion import rows_of
 from minishuffle.plan.graph import JobGraph, JobSettings
 from minishuffle.plan.planner import compile_job
-from minishuffle.wire.messages import DeployTasks, LogLines, TaskSpec, WorkerAddress
+from minishuffle.wire.messages import DeployTasks, LogLines, Step, TaskSpec, WorkerAddress
 from minishuffle.wire.reports import (
     Fact,
     FileCompleted,
@@ -48,8 +48,8 @@ class Site:
 
     def __init__(self, segments: int = 256, segment_bytes: int = 1024, retained_bytes: int = 1 << 24) -> None:
         self.inbox = LoopInbox(asyncio.get_running_loop())
-        self.recovered: list[AttemptId] = []
-        """Restarted attempts that have passed their first batch on."""
+        self.recovered: list[tuple[AttemptId, Step]] = []
+        """Steps of recoveries; those of first attempts are none."""
         self.stood: list[Any] = []
         self.snapshots_wanted = 0
         self.held: list[SnapshotsHeld] = []
@@ -64,7 +64,7 @@ class Site:
             report=self._on_report,
             said=self._on_said,
             fact=self._on_fact,
-            first_record=self.recovered.append,
+            recovered=lambda attempt, step: self.recovered.append((attempt, step)),
             stands=self.stood.append,
             retained_bytes=retained_bytes,
             snapshot_wanted=self._on_snapshot_wanted,

@@ -229,7 +229,8 @@ class Job:
         given = graph.settings
         self._failures = JobFailures(given.restart_failures_max, given.restart_mistakes_max, random)
         self.deaths = Deaths(graph.settings.restart_failures_max, at)
-        self.recoveries, self.links = Recoveries(), JobLinks(self.history)
+        self.recoveries = Recoveries(guaranteed=graph.settings.is_guaranteed)
+        self.links = JobLinks(self.history)
         self.pause, self.move, self.savepoint = JobPause(), JobMove(), JobSavepoint()
         self.origin, self.fallback = BEGINNING, JobFallback()
         self.cut, self.cuts = JobSavepoint(), JobCuts()
@@ -1459,7 +1460,8 @@ class Job:
         self.subtasks.begin_next(task, worker, self.ends.round, resumption)
         self.replays.deployed(key)
         inputs, outputs = self.ends.channels_left(key)
-        self.recoveries.deployed(key, at, inputs=inputs, outputs=outputs)
+        held = key in self.holders
+        self.recoveries.deployed(key, at, inputs=inputs, outputs=outputs, snapshots=held)
         self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
 
     def recovered(self, message: RecoverySteps, at: float) -> None:

@@ -1,8 +1,9 @@
 """The progress of recoveries of one job, by subtask. Pure: times are passed in.
 
 A recovery begins when a failed or lost attempt is detected. The next attempt must be attached to all its
-producers and consumers, and pass on a first batch. If it fails, a new recovery begins. The durations are kept
-in one histogram for each phase.
+producers and consumers, and pass on a first batch. If it goes on from a snapshot, it also reads that, its
+producers replay what they retain for it, and at some moment it has nothing to do: it has caught up. If it
+fails, a new recovery begins. The durations are kept in one histogram for each phase.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ DIED: Final = frozenset({"failed", "lost", "abandoned"})
 PHASES: Final = ("reschedule", "reattach", "first_record")
 """Phases, each from the detection until the next attempt was sent to its worker, had all its channels, or had
 passed on its first batch. The time before the detection is not known."""
+LATER_PHASES: Final[Mapping[Step, str]] = {
+    "snapshot read": "snapshot_read",
+    "replayed": "replayed",
+    "caught up": "caught_up",
+}
+"""Further phases of a task that goes on from a snapshot, by their steps, which come in any order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +51,18 @@ class _Recovery:
     """By step, the channels not attached yet, or the first records outstanding."""
     expected: dict[str, int]
     paused: bool = False
-    """The recovery waited for the end of a pause, so the time of its first record is not counted."""
+    """The recovery waited for the end of a pause, so the times of steps after that are not counted."""
 
 
 class Recoveries:
     """The last one of each subtask, until the subtask finishes; and how many there were."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, guaranteed: bool = False) -> None:
         self.restarts: Counter[str] = Counter()
         """Replacement attempts, by how the previous attempt ended; drained: because its slot moved."""
         self._last: dict[TaskKey, _Recovery] = {}
-        self.seconds = {phase: Histogram(RECOVERY_SECONDS_BOUNDS) for phase in PHASES}
+        phases = (*PHASES, *(LATER_PHASES.values() if guaranteed else ()))
+        self.seconds = {phase: Histogram(RECOVERY_SECONDS_BOUNDS) for phase in phases}
         """Durations of the completed phases, in seconds."""
         self.unfinished = 0
         """Recoveries whose attempt died before it had passed on a first batch."""
@@ -101,9 +109,14 @@ class Recoveries:
         if detected_at is not None:
             self._last[key] = _Recovery(detected_at, {}, {})
 
-    def deployed(self, key: TaskKey, at: float, *, inputs: int, outputs: int) -> None:
-        """The next attempt was sent to its worker; ``inputs`` and ``outputs`` count its channels."""
+    def deployed(
+        self, key: TaskKey, at: float, *, inputs: int, outputs: int, snapshots: bool = False
+    ) -> None:
+        """The next attempt was sent to its worker; ``inputs`` and ``outputs`` count its channels.
+        ``snapshots``: it goes on from one."""
         expected = {"inputs": inputs, "outputs": outputs, "first record": 1}
+        if snapshots:
+            expected |= {"snapshot read": 1, "replayed": inputs, "caught up": 1}
         recovery = self._last[key]
         recovery.expected = {step: count for step, count in expected.items() if count}
         recovery.missing = dict(recovery.expected)
@@ -117,7 +130,7 @@ class Recoveries:
     def resumed(self) -> None:
         """The job was paused and has resumed."""
         for recovery in self._last.values():
-            recovery.paused = recovery.paused or "first record" in recovery.missing
+            recovery.paused = recovery.paused or bool(recovery.missing)
 
     def reached(self, key: TaskKey, step: RecoveryStep, at: float) -> Milestone | None:
         """Note a step that a worker reports of the current attempt. Returns the milestone if the step is
@@ -133,7 +146,10 @@ class Recoveries:
         if step.step == "first record":
             if not recovery.paused:
                 self.seconds["first_record"].observe(self.since(key, at))
-        elif not recovery.missing.keys() - {"first record"}:
+        elif phase := LATER_PHASES.get(step.step):
+            if not recovery.paused:
+                self.seconds[phase].observe(self.since(key, at))
+        elif not recovery.missing.keys() & {"inputs", "outputs"}:
             self.seconds["reattach"].observe(self.since(key, at))
         match step.step:
             case "inputs":
@@ -142,3 +158,9 @@ class Recoveries:
                 return Milestone("outputs reattached", at, f"is read by all {count} consumers")
             case "first record":
                 return Milestone("first record", at, "has passed on its first batch")
+            case "snapshot read":
+                return Milestone("snapshot read", at, "has the state of its snapshot")
+            case "replayed":
+                return Milestone("replayed", at, f"was sent what all {count} producers retained for it")
+            case "caught up":
+                return Milestone("caught up", at, "has nothing left to do, for the first time")

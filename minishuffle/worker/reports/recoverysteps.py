@@ -1,4 +1,4 @@
-"""The steps of recoveries on a worker: channels that were attached again, and first records. Pure.
+"""The steps of recoveries on a worker: channels that were attached again, first records and so on. Pure.
 
 The reports of some milliseconds go to the coordinator together: one message for each job, however many
 channels there are.
@@ -6,7 +6,7 @@ channels there are.
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, get_args
 
 from minishuffle.ids import FIRST_ATTEMPT, AttemptId
 from minishuffle.wire.messages import RecoveryStep, RecoverySteps, Step
@@ -23,19 +23,16 @@ class Reattachments:
     """Recovery steps of restarted attempts that are not reported yet."""
 
     def __init__(self) -> None:
-        self._seen: dict[Step, dict[AttemptId, _Seen]] = {"inputs": {}, "outputs": {}, "first record": {}}
+        self._seen: dict[Step, dict[AttemptId, _Seen]] = {step: {} for step in get_args(Step)}
         self._due: float | None = None
 
     def attached(self, consumer: AttemptId, producer: AttemptId, now: float) -> None:
         """``consumer`` reads from ``producer`` from now on."""
-        self._add("inputs", consumer, now)
-        self._add("outputs", producer, now)
+        self.reached("inputs", consumer, now)
+        self.reached("outputs", producer, now)
 
-    def first_record(self, attempt: AttemptId, now: float) -> None:
-        """An attempt has passed its first batch on."""
-        self._add("first record", attempt, now)
-
-    def _add(self, step: Step, attempt: AttemptId, now: float) -> None:
+    def reached(self, step: Step, attempt: AttemptId, now: float) -> None:
+        """A step of an attempt, by one channel if it has any; of a first attempt it is none."""
         if attempt.attempt > FIRST_ATTEMPT:
             seen = self._seen[step]
             seen[attempt] = (seen.get(attempt, (0, now))[0] + 1, now)

@@ -43,6 +43,7 @@ from minishuffle.wire.messages import (
     InputSpec,
     OutputSpec,
     Standing,
+    Step,
     TaskReport,
     TaskSpec,
     WriteState,
@@ -96,8 +97,8 @@ class WorkerServices:
     """Called on the loop when a task has something for the coordinator; see :class:`Outbox`."""
     fact: Callable[[Fact], None]
     """Called on the loop with facts about an attempt for the coordinator."""
-    first_record: Callable[[AttemptId], None]
-    """Called on the loop once a restarted attempt has passed its first batch on."""
+    recovered: Callable[[AttemptId, Step], None]
+    """Called on the loop with steps of the recovery of an attempt; those of a first attempt are none."""
     stands: Callable[[AttemptId], None]
     """Called on the loop when an attempt stops for a pause, or is kept from it: see :class:`TaskPause`."""
     saved: Callable[[AttemptId, WriteState, TaskStateSnapshot | str], None] = lambda *taken: None
@@ -200,7 +201,7 @@ class Attempt:
             self.paths,
             self.counters,
             services.report,
-            services.first_record,
+            services.recovered,
             services.saved,
             *parts,
             self._latency,
@@ -436,11 +437,16 @@ class Attempt:
             full=partial(self.note_limit, "queue"),
             lost=partial(services.partition_lost, self.id),
             on_stable=(lambda: None) if self.task.snapshots is None else self.task.snapshots.consumed,
+            replayed=partial(self._replayed, output.operator),
         )
         if self.spec.attempt > FIRST_ATTEMPT:
             for each in partition.subpartitions:
                 each.lose()  # Consumers that have read an earlier attempt to its end never come.
         return partition
+
+    def _replayed(self, operator: int, index: int, attempt: int) -> None:
+        """(Loop.) An attempt of a consumer was sent all that was retained for it when it began to read."""
+        self._services.recovered(AttemptId.of(self.id.subtask.job, operator, index, attempt), "replayed")
 
     def _stored(self, partition_id: PartitionId, memory_bytes: int) -> ElementStore:
         """The store of a partition that this attempt writes or reads."""

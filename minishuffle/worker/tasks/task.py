@@ -57,7 +57,7 @@ from minishuffle.runtime.reader import SourceReader
 from minishuffle.runtime.resting import SourceRest
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
 from minishuffle.runtime.usererrors import describe_failure
-from minishuffle.wire.messages import ErrorInfo, WriteState
+from minishuffle.wire.messages import ErrorInfo, Step, WriteState
 from minishuffle.wire.packed import SplitPosition
 from minishuffle.worker.interpreter import compete
 from minishuffle.worker.reports.filereports import FileReports
@@ -103,9 +103,9 @@ class TaskOutcome:
 class Task:
     """An attempt of a subtask on this worker.
 
-    ``report`` is called on the loop: with None when it runs, and with its outcome; ``first_record`` once an
-    attempt that took the place of another has passed its first batch on; ``saved`` with the state taken for
-    a savepoint, or why there is none.
+    ``report`` is called on the loop: with None when it runs, and with its outcome; ``recovered`` with each
+    step of the recovery of an attempt that took the place of another; ``saved`` with the state taken for a
+    savepoint, or why there is none.
     """
 
     attempt_id: AttemptId
@@ -119,7 +119,7 @@ class Task:
     paths: TaskPaths
     counters: TaskCounters
     report: Callable[[Task, TaskOutcome | None], None]
-    first_record: Callable[[AttemptId], None]
+    recovered: Callable[[AttemptId, Step], None]
     saved: Callable[[AttemptId, WriteState, TaskStateSnapshot | str], None]
     outbox: Outbox
     leases: SourceLeases
@@ -149,6 +149,8 @@ class Task:
     user_metrics: tuple[UserMetrics, ...] = ()
     _recovers: bool = field(default=False, init=False)
     """No batch was passed on yet since it took the place of another attempt."""
+    _is_behind: bool = field(default=False, init=False)
+    """It goes on from a snapshot, and has always had something to do since."""
     _retained: list[RetainedPartition] = field(default_factory=list, init=False)
     """Its partitions of the retained kind."""
     _begun: TaskStateSnapshot | None = field(default=None, init=False)
@@ -298,6 +300,9 @@ class Task:
         context, self._drop = self._context(chain), chain.drop
         if self.snapshots is not None:
             self._begun = self.state_handover.take_snapshot()
+            if self._begun is not None:
+                self.paths.post(self.recovered, self.attempt_id, "snapshot read")
+            self._is_behind = self._recovers
             self.snapshots.begin(self._begun or TaskStateSnapshot())
             self.files.secure_by(partial(self._secure, chain))
         try:
@@ -432,6 +437,7 @@ class Task:
                 return
             if not reader.records:
                 leases.idle(begin)
+                self._catch_up()
                 paths.wait(min(reader.next_due, due) - pause.now())
                 continue
             leases.take(reader.records, begin)
@@ -505,6 +511,7 @@ class Task:
             found = inputs.poll()
             if found is None:
                 if not (inputs.finished or (pause.barrier and inputs.is_aligned(pause.barrier))):
+                    self._catch_up()
                     paths.wait(min(GATES_WAIT_SECONDS, due - now))
                 continue
             number, item = found
@@ -542,7 +549,18 @@ class Task:
             self._count_state(chain)
         if self._recovers:
             self._recovers = False
-            self.paths.post(self.first_record, self.attempt_id)
+            self.paths.post(self.recovered, self.attempt_id, "first record")
+
+    def _catch_up(self) -> None:
+        """There is nothing to do: the loop looks whether it is so behind what the thread has given back."""
+        if self._is_behind:
+            self.paths.post(self._look_caught_up)
+
+    def _look_caught_up(self) -> None:
+        """(Loop.)"""
+        if self._is_behind and all(gate.has_read_all for gate in self.gates):
+            self._is_behind = False
+            self.recovered(self.attempt_id, "caught up")
 
     def _meet(self, chain: Chain, barrier: int, unread: Sequence[int] = ()) -> None:
         """All that came before a barrier is read: stop there, or take the state for a durable snapshot and go

@@ -39,6 +39,27 @@ def test_a_source_has_no_inputs_and_a_sink_no_outputs() -> None:
     assert recoveries.reached(KEY, step("first record"), 11.0) is not None
 
 
+def test_a_task_with_a_snapshot_reads_it_is_sent_what_is_retained_and_catches_up() -> None:
+    recoveries = Recoveries(guaranteed=True)
+    recoveries.moved(KEY, "lost", 10.0)
+    recoveries.deployed(KEY, 10.5, inputs=2, outputs=0, snapshots=True)
+    found = recoveries.reached(KEY, step("snapshot read"), 11.0)
+    assert found == Milestone("snapshot read", 11.0, "has the state of its snapshot")
+    assert recoveries.reached(KEY, step("inputs", 2), 11.5) is not None
+    assert recoveries.reached(KEY, step("replayed"), 12.0) is None
+    found = recoveries.reached(KEY, step("replayed"), 13.0)
+    assert found == Milestone("replayed", 13.0, "was sent what all 2 producers retained for it")
+    found = recoveries.reached(KEY, step("caught up"), 14.0)
+    assert found == Milestone("caught up", 14.0, "has nothing left to do, for the first time")
+    assert recoveries.reached(KEY, step("first record"), 15.0) is not None
+    taken = {phase: histogram.total for phase, histogram in recoveries.seconds.items()}
+    assert taken == {
+        **{"reschedule": 0.5, "reattach": 1.5, "first_record": 5.0},
+        **{"snapshot_read": 1.0, "replayed": 3.0, "caught_up": 4.0},
+    }
+    assert recoveries.reached(KEY, step("caught up"), 16.0) is None
+
+
 def test_a_failure_meanwhile_begins_anew() -> None:
     recoveries = Recoveries()
     recoveries.moved(KEY, "failed", 10.0)

@@ -214,7 +214,7 @@ def test_channels_of_restarted_attempts_are_reported_when_they_are_attached() ->
     machine.happens(REMOTE, ChannelEvent.DRAIN, 2.0)
     machine.happens(LOCAL, ChannelEvent.DRAIN, 2.0)
     machine.happens(LOCAL, ChannelEvent.ATTACH, 2.0)
-    machine.do(machine.state.first_record(attempt_of(0, 1, number=2), 2.0))
+    machine.do(machine.state.recovered(attempt_of(0, 1, number=2), "first record", 2.0))
     sent = [each.message for each in machine.tick(2.0 + REPORT_SECONDS) if isinstance(each, Send)]
     (report,) = [message for message in sent if isinstance(message, RecoverySteps)]
     found = [(step.index, step.attempt, step.step, step.channels) for step in report.steps]

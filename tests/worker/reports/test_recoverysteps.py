@@ -21,7 +21,7 @@ def test_steps_of_a_while_go_together() -> None:
     for producer in range(3):
         reports.attached(attempt(1, 0, 2), attempt(0, producer, 1), 1.0)
     reports.attached(attempt(2, 5, 1), attempt(1, 0, 2), 1.0 + REPORT_SECONDS / 2)
-    reports.first_record(attempt(1, 7, 3, "j2"), 1.0 + REPORT_SECONDS)
+    reports.reached("first record", attempt(1, 7, 3, "j2"), 1.0 + REPORT_SECONDS)
     assert reports.next_deadline() == 1.0 + REPORT_SECONDS
     assert reports.take(4, 1.0) == []
     now = 1.0 + REPORT_SECONDS
@@ -37,7 +37,7 @@ def test_steps_of_a_while_go_together() -> None:
 def test_first_attempts_are_not_reported() -> None:
     reports = Reattachments()
     reports.attached(attempt(1, 0, 1), attempt(0, 0, 1), 1.0)
-    reports.first_record(attempt(0, 0, 1), 1.0)
+    reports.reached("first record", attempt(0, 0, 1), 1.0)
     assert reports.next_deadline() is None
 
 
@@ -45,6 +45,6 @@ def test_a_message_takes_many_steps() -> None:
     """A worker of 64 slots may have one for each subtask of a large job."""
     reports = Reattachments()
     for index in range(4_000):
-        reports.first_record(attempt(0, index, 2), 1.0)
+        reports.reached("first record", attempt(0, index, 2), 1.0)
     (message,) = reports.take(1, 2.0)
     assert isinstance(message, RecoverySteps) and len(message.steps) == 4_000

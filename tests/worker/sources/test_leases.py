@@ -164,7 +164,7 @@ async def test_the_next_attempt_goes_on_behind_the_lease(site: Site) -> None:
     site.deployment.start(StartTask(message, spec))
     await site.until(lambda: bool(site.outcomes))
     assert site.rows == list(range(5, 15))
-    assert site.recovered == [attempt(number=2)], "its first batch was passed on"
+    assert site.recovered == [(attempt(number=2), "first record")], "its first batch was passed on"
     assert entries_of(site.positions[attempt(number=2)])[0] == SplitPosition(0, 5, 10)
 
 

@@ -150,6 +150,10 @@ async def test_a_keyed_count_is_right_whichever_task_is_lost(site: Site, lost: l
     for key, count in site.rows:
         last[key] = max(count, last.get(key, 0))
     assert last == Counter(row % KEYS for row in [*range(ROWS), *range(ROWS)])
+    for operator, index in lost:
+        latest = attempt(operator, index, number=4)
+        steps = {step for each, step in site.recovered if each == latest}
+        assert steps >= ({"first record", "replayed"} if operator else {"first record"})
 
 
 class FilesRecovery(Recovery):

@@ -14,6 +14,12 @@ const STEPS: [string, string][] = [
   ["first record", "first record"],
 ];
 const FIRST_RECORD = "first record";
+/** Those of a task that goes on from a snapshot, in a job with a guarantee. */
+const GUARANTEED_STEPS: [string, string][] = [
+  ["snapshot read", "snapshot"],
+  ["replayed", "replayed"],
+  ["caught up", "caught up"],
+];
 const ENDED = new Set(["task failed", "task lost", "task abandoned", "task canceled"]);
 
 interface Row {
@@ -93,6 +99,7 @@ function One({ recovery, name }: { recovery: Recovery; name: (operator: number) 
   const took = (kind: string) => Math.max(...recovery.rows.map((row) => row.steps.get(kind) ?? 0));
   const longest = Math.max(took("task running"), took("inputs reattached"), took(FIRST_RECORD), 1e-3);
   const done = recovery.rows.filter((row) => row.steps.has(FIRST_RECORD)).length;
+  const later = GUARANTEED_STEPS.filter(([kind]) => recovery.rows.some((row) => row.steps.has(kind)));
   const workers = [...new Set(recovery.rows.filter((row) => row.how === "lost").map((row) => row.from))];
   const what = workers.length > 0 ? `worker ${workers.join(", ")} lost` : "task failed";
   return (
@@ -110,7 +117,7 @@ function One({ recovery, name }: { recovery: Recovery; name: (operator: number) 
             <th>Subtask</th>
             <th>Worker</th>
             <th class="number">Attempt</th>
-            {STEPS.map(([kind, title]) => (
+            {[...STEPS, ...later].map(([kind, title]) => (
               <th key={kind} class="number">
                 {title}
               </th>
@@ -129,7 +136,7 @@ function One({ recovery, name }: { recovery: Recovery; name: (operator: number) 
                 {row.to > 0 && ` → ${row.to}`}
               </td>
               <td class="number">{row.attempt || "–"}</td>
-              {STEPS.map(([kind]) => (
+              {[...STEPS, ...later].map(([kind]) => (
                 <td key={kind} class="number">
                   {row.steps.has(kind) ? millis(row.steps.get(kind)!) : "–"}
                 </td>
