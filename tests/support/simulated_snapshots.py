@@ -130,8 +130,8 @@ def log_snapshots(patch: pytest.MonkeyPatch) -> SnapshotLog:
         init(self, begun, **options)
         log.counted[self] = {BEGUN: begun}
 
-    def note_and_take(self: LocalSnapshots, counted: TaskStateSnapshot) -> int:
-        number = take(self, counted)
+    def note_and_take(self: LocalSnapshots, counted: TaskStateSnapshot, now: float) -> int:
+        number = take(self, counted, now)
         log.note(self, number, counted)
         return number
 
