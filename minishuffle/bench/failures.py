@@ -67,6 +67,9 @@ class FailureRound:
     """Tasks whose attempts it ends, by their places in the job."""
     worker: int = 0
     """The one that is struck; 0 if none is as a whole."""
+    snapshot_age: float = 0.0
+    """Seconds, as reported last before it: the greatest age of what next attempts of these tasks go on
+    from."""
 
 
 class FailureCauses(Protocol):
@@ -140,6 +143,8 @@ class FailureSeries:
         before = self.wait_until_whole()
         events = max((event.number for event in self._client.events(self._job)), default=0)
         found = self._causes.strike(kind, before)
+        snapshots = [before.tasks[number].counters.snapshot for number in found.replaced]
+        found.snapshot_age = max((each.get("age", 0.0) for each in snapshots), default=0.0)
         try:
             self._wait_for_attempts(before, found.replaced)
         finally:

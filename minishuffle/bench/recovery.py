@@ -27,7 +27,7 @@ from minishuffle.local import LocalCluster
 from minishuffle.plan.graph import Guarantee, JobSettings
 from minishuffle.wire.requests import JobInfo
 
-__all__ = ["RATES", "Failure", "Graph", "measure_recovery", "seconds_until_quiet"]
+__all__ = ["RATES", "Failure", "Graph", "is_late", "measure_recovery", "seconds_until_quiet"]
 
 Graph = Literal["hop", "chain"]
 """One exchange between a source and a collector on a worker that is spared, or sources, a join, windows and
@@ -40,6 +40,9 @@ Failure = Literal["process", "task", "stop", "host", "coordinator"]
 WARM_UP_SECONDS: Final = 2.0
 WINDOW_SECONDS: Final = 2.0
 """Around each failure, and as long a time without one in front of it."""
+CATCH_UP_SECONDS: Final = 4.0
+"""What was struck is looked at for so much longer in a job with a guarantee: it has all to do again since its
+snapshot."""
 DRAWN_SECONDS: Final = 0.5
 """Each failure comes at a moment drawn from this time, a heartbeat interval: workers send heartbeats at its
 multiples, and what the next failure waits for comes with them, so each would come right after one."""
@@ -67,8 +70,8 @@ def measure_recovery(
     kills: int,
     rate: float | None,
 ) -> dict[str, Any]:
-    """Run it once. Times are in milliseconds, but for ``caught_up_s``; ``lost``, ``again``, ``dropped`` and
-    ``in_flight`` count rows.
+    """Run it once. Times are in milliseconds, but for ``caught_up_s`` and ``snapshot_age_s``; ``lost``,
+    ``again``, ``dropped`` and ``in_flight`` count rows.
 
     Without standby workers each worker has one slot to spare. Tasks fail in turn, and none a second time
     before its restart is at once again: a delay that is added on purpose is left out. The loss of a
@@ -98,7 +101,8 @@ def measure_recovery(
         run = kind(
             cluster, "bench-recovery", rate, directory, standby=standby, choose=choose, settings=settings
         )
-        rounds = _fail_again_and_again(run, failure, kills)
+        more = CATCH_UP_SECONDS if settings.is_guaranteed else 0.0
+        rounds = _fail_again_and_again(run, failure, kills, more)
         rss = run.rss_bytes()
         info, made = run.end()
         output = run.output()
@@ -112,12 +116,12 @@ def measure_recovery(
         "again": again,
         "others_restarted": sum(each.restarted for each in rounds),
         **_books(info),
-        **_times(output, rounds),
+        **_times(output, rounds, WINDOW_SECONDS + more),
         "rss_bytes": rss,
     }
 
 
-def _fail_again_and_again(run: NumberedRun, failure: Failure, kills: int) -> list[FailureRound]:
+def _fail_again_and_again(run: NumberedRun, failure: Failure, kills: int, more: float) -> list[FailureRound]:
     run.failures.wait_until_whole()
     time.sleep(WARM_UP_SECONDS)
     rounds: list[FailureRound] = []
@@ -126,6 +130,7 @@ def _fail_again_and_again(run: NumberedRun, failure: Failure, kills: int) -> lis
             time.sleep(seconds_until_quiet(rounds, run.parallelism, time.monotonic_ns()))
         time.sleep(random.uniform(0.0, DRAWN_SECONDS))
         rounds.append(run.failures.fail(failure, WINDOW_SECONDS))
+        time.sleep(more)
     return rounds
 
 
@@ -140,7 +145,8 @@ def seconds_until_quiet(rounds: Sequence[FailureRound], tasks: int, now: int) ->
 # --- what is reported -------------------------------------------------------------------------------
 
 
-def _times(output: NumberedOutput, rounds: Sequence[FailureRound]) -> dict[str, Any]:
+def _times(output: NumberedOutput, rounds: Sequence[FailureRound], seconds: float) -> dict[str, Any]:
+    """What was struck is looked at for so many seconds."""
     window = int(WINDOW_SECONDS * 1e9)
     outages = [output.outage(each.at, each.victims) for each in rounds if each.victims]
     for each, outage in zip(rounds, outages, strict=False):
@@ -150,12 +156,16 @@ def _times(output: NumberedOutput, rounds: Sequence[FailureRound]) -> dict[str, 
     by_outage = sorted(range(len(outages)), key=outages.__getitem__)
     median = rounds[by_outage[(len(by_outage) - 1) // 2]] if by_outage else None
     tail = {f"p{share}": round(float(np.percentile(outages or [0.0], share)), 1) for share in (95, 99)}
-    caught_up = [output.caught_up(each.at, each.victims, each.at + window) for each in rounds if each.victims]
-    found = [seconds for seconds in caught_up if seconds is not None]
+    struck = [each for each in rounds if each.victims]
+    caught_up = [output.caught_up(each.at, each.victims, each.at + int(seconds * 1e9)) for each in struck]
+    found = [each for each in caught_up if each is not None]
+    ages = [each.snapshot_age for each in struck]
     return {
         "outage_ms": {**_spread(outages), **tail} if outages else None,
         "caught_up_s": _spread(found, 2) if found else None,
         "not_caught_up": caught_up.count(None),
+        "snapshot_age_s": _spread(ages, 2) if any(ages) else None,
+        "caught_up_late": sum(map(is_late, caught_up, ages)),
         "phases_ms": {
             phase: _spread([each.phases[phase] for each in rounds if phase in each.phases])
             for phase in (PHASES if outages else HEADLESS_PHASES)
@@ -165,6 +175,12 @@ def _times(output: NumberedOutput, rounds: Sequence[FailureRound]) -> dict[str, 
         "others_gap_baseline_ms": _spread(quiet),
         "output": _output_around(output, median) if median else None,
     }
+
+
+def is_late(caught_up: float | None, age: float) -> bool:
+    """Whether what was struck has not caught up in three times the age of the snapshot from which it goes on,
+    and a second; all in seconds."""
+    return caught_up is None or caught_up > 3 * age + 1
 
 
 def _output_around(output: NumberedOutput, failure: FailureRound) -> dict[str, Any]:
@@ -192,4 +208,5 @@ def _books(info: JobInfo) -> Mapping[str, int]:
         "in_flight": info.rows_in_flight,
         "state_lost": info.state_rows_lost,
         "rows_again": info.rows_again,
+        "fallbacks": info.fallbacks,
     }

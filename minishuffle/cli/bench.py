@@ -415,16 +415,20 @@ def _print_recovery(measured: dict[str, Any]) -> None:
             table.add_row(text, f"{measured[name]['p50']} ms", f"{measured[name]['max']} ms")
     if (caught_up := measured["caught_up_s"]) is not None:
         table.add_row("until it is no later than before", f"{caught_up['p50']} s", f"{caught_up['max']} s")
+    if (age := measured["snapshot_age_s"]) is not None:
+        table.add_row("age of the snapshot it goes on from", f"{age['p50']} s", f"{age['max']} s")
     for phase, times in measured["phases_ms"].items():
         table.add_row(f"from the failure to: {phase}", f"{times['p50']} ms", f"{times['max']} ms")
     console().print(table)
     for name in (
         "not_caught_up",
+        "caught_up_late",
         "others_restarted",
         "dropped",
         "in_flight",
         "state_lost",
         "rows_again",
+        "fallbacks",
         "lost",
         "again",
     ):

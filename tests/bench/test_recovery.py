@@ -53,6 +53,7 @@ def test_a_chain_without_a_guarantee_loses_rows_and_says_how_many() -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert (found["graph"], found["guarantee"], found["others_restarted"]) == ("chain", "loss", 0)
+    assert (found["fallbacks"], found["snapshot_age_s"]) == (0, None)
     assert 0 < found["lost"] < found["records"] and found["again"] == 0
 
 
@@ -78,3 +79,13 @@ def test_a_task_fails_again_once_its_restart_is_at_once() -> None:
     assert recovery.seconds_until_quiet(rounds, tasks, 10 * second) == quiet - 10
     assert recovery.seconds_until_quiet([rounds[-1], *rounds], tasks, 10 * second) == quiet - 10
     assert recovery.seconds_until_quiet(rounds, tasks, int(quiet) * second) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("caught_up", "age", "late"),
+    [(1.0, 0.0, False), (1.01, 0.0, True), (4.0, 1.0, False), (4.1, 1.0, True), (None, 9.0, True)],
+)
+def test_who_goes_on_from_an_older_snapshot_has_longer_to_catch_up(
+    caught_up: float | None, age: float, late: bool
+) -> None:
+    assert recovery.is_late(caught_up, age) is late
