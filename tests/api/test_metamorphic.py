@@ -85,6 +85,7 @@ CUTS = st.tuples(
     st.builds(Cut, st.just(1), SEEDS, st.integers(1, 4), optimise=REWRITTEN),
     st.builds(Cut, st.just(2), SEEDS, SIZES, st.booleans()),
     st.builds(Cut, st.just(4), SEEDS, SIZES, st.booleans(), REWRITTEN),
+    st.builds(Cut, st.just(2), SEEDS, SIZES, st.booleans(), restarts=st.just(True)),
 )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
@@ -31,9 +31,14 @@ from minishuffle.plan.programs import open_program
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.inputs import Inputs
 from minishuffle.runtime.reader import SourceReader
+from minishuffle.wire.packed import SplitPosition
+from minishuffle.worker.tasks.statehandover import pack_state, unpack_state
 from support.listing import Listing
 
 __all__ = ["Cut", "Outcome", "run"]
+
+RESTARTS_SHARE = 0.2
+"""Of the steps of a subtask, those behind which it restarts, if any does."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class Cut:
     merges: bool = False
     optimise: tuple[str, ...] | None = None
     """The rewrites of the plan that are made; None: all."""
+    restarts: bool = False
+    """Subtasks go on from snapshots of themselves, at drawn moments."""
 
 
 @dataclass
@@ -191,16 +198,36 @@ class _Task:
     """One subtask. ``step`` reads one thing and passes it on."""
 
     def __init__(self, run: _Run, vertex: int, index: int) -> None:
-        graph, dice = run.graph, run.dice
-        told = graph.vertices[vertex]
-        self._run, self._dice = run, dice
+        graph = run.graph
+        self._vertex, self._index = graph.vertices[vertex], index
+        self._run, self._dice = run, run.dice
+        gates = [run.gate(edge, index) for edge in graph.inputs_of(vertex)]
+        for edge, gate in zip(graph.inputs_of(vertex), gates, strict=True):
+            for producer in graph.producers_of(edge, index):
+                gate.channel(producer)
+        self._gates = gates
+        self._partitions = {
+            edge: _Partition(
+                [run.gate(edge, consumer).channel(index) for consumer in graph.consumers_of(edge, index)],
+                run.outcome,
+            )
+            for edge in graph.outputs_of(vertex)
+        }
+        self._inputs: Inputs | None = None
+        self._reader: SourceReader | None = None
+        self._begin(1, [])
+        self.ended = False
+
+    def _begin(self, attempt: int, positions: Sequence[SplitPosition]) -> None:
+        """Open an attempt, whose source begins there."""
+        run, told = self._run, self._vertex
         self._program: Program = open_program(told.program, cloudpickle.loads)
         self._context = TaskContext(
             job="j1",
             name=told.name,
-            index=index,
+            index=self._index,
             parallelism=told.parallelism,
-            attempt=1,
+            attempt=attempt,
             now=lambda: run.now,
             wall=lambda: run.now,
             collect=lambda batch: run.outcome.take(unpack_collected(pack_collected(batch))),
@@ -210,36 +237,37 @@ class _Task:
         )
         for operator in self._program.operators:
             operator.open(self._context)
-        partitions = {
-            output.edge: _Partition(
-                [
-                    run.gate(output.edge, consumer).channel(index)
-                    for consumer in graph.consumers_of(output.edge, index)
-                ],
-                run.outcome,
-            )
-            for output in self._program.outputs
-        }
-        self._chain = Chain(self._program, partitions, index, TaskCounters())  # type: ignore[arg-type]
+        self._chain = Chain(self._program, self._partitions, self._index, TaskCounters())  # type: ignore[arg-type]
         self._context.put_aside = self._chain.put_aside
-        self._partitions = partitions
-        self._inputs: Inputs | None = None
-        self._reader: SourceReader | None = None
+        self._entrances = {gate.input: self._chain.entrance(gate.input) for gate in self._gates}
         if self._program.source is None:
-            gates = [run.gate(edge, index) for edge in graph.inputs_of(vertex)]
-            for edge, gate in zip(graph.inputs_of(vertex), gates, strict=True):
-                for producer in graph.producers_of(edge, index):
-                    gate.channel(producer)
-            first = self._program.operators[0]
-            self._inputs = Inputs(gates, first.first_input, first.by_channel)  # type: ignore[arg-type]
-            self._entrances = {gate.input: self._chain.entrance(gate.input) for gate in gates}
+            self._inputs = Inputs.of(self._program, self._gates)  # type: ignore[arg-type]
+            for gate in self._gates:
+                gate.marked = True
         else:
             in_turn = any(operator.by_split for operator in self._program.operators)
             self._reader = SourceReader(
-                self._program.source, index, told.parallelism, run.now, in_turn=in_turn
+                self._program.source,
+                self._index,
+                told.parallelism,
+                run.now,
+                in_turn=in_turn,
+                resumed=positions,
             )
-        self._pending: deque[tuple[int, Any]] = deque()
-        self.ended = False
+
+    def restart(self) -> None:
+        """Between two elements, go on with another attempt, which has what this one has written down."""
+        if self._inputs is not None and not self._inputs.is_between:
+            return
+        assert self._chain.before_snapshot(lambda: None, urgent=True)
+        positions = [] if self._reader is None else self._reader.snapshot()
+        snapshot = replace(self._chain.snapshot(positions), dealt=self._chain.dealt())
+        assert not self._chain.left_out(snapshot)
+        snapshot = unpack_state(memoryview(b"".join(parts[1:])) for parts in pack_state(snapshot))
+        for operator in self._program.operators:
+            operator.close()
+        self._begin(self._context.attempt + 1, snapshot.positions)
+        self._chain.restore(snapshot)
 
     def step(self) -> bool:
         """False if there was nothing to do."""
@@ -343,6 +371,8 @@ class _Run:
                     moved |= task.step()
                     if task.ended:
                         break
+                    if self.cut.restarts and self.dice.random() < RESTARTS_SHARE:
+                        task.restart()
             waiting = [task for task in waiting if not task.ended]
             self.now += 0.01
             assert moved or any(gate_has_items(gate) for gate in self._gates.values()), "the job stands still"
