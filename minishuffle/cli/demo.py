@@ -255,9 +255,9 @@ def run_recovery(cluster: LocalCluster, out: Console) -> Verdict:
     text = (
         f"worker {victim} killed: its {len(changed)} tasks ran again after {again:.0f} ms, the other "
         f"{len(after.tasks) - len(changed)} ran on; of {records:,} rows {found.lost:,} are lost, "
-        f"{found.again:,} came twice, {found.wrong:,} are not plain Python's"
+        f"{found.again:,} came twice, {found.wrong:,} differ from plain Python's"
     )
-    is_whole = after.state == "finished" and not (found.lost or found.wrong)
+    is_whole = after.state == "finished" and not any(found)
     return Verdict(is_whole and {task.index for task in changed} == lost, text)
 
 

@@ -33,6 +33,7 @@ from minishuffle.errors import (
     UsageError,
     text_of,
 )
+from minishuffle.launch import checked_settings
 from minishuffle.spark.session import INSTALL, checked_java
 from minishuffle.transport.addresses import port_holder
 from minishuffle.wire.advertised import is_loopback, is_wildcard
@@ -120,13 +121,14 @@ class Check:
     needed: bool = True
 
 
-def checks(snapshot_dir: str) -> list[Check]:
-    """Look at everything, and whether snapshots can be written there; leaves nothing behind."""
+def checks(snapshot_dir: str, snapshot_memory: int) -> list[Check]:
+    """Look at everything, and whether snapshots can be written there; leaves nothing behind.
+    ``snapshot_memory``: bytes for snapshots in each worker."""
     return [
         _python(),
         _package("uvloop"),
         _package("pyarrow"),
-        _memory(),
+        _memory(snapshot_memory),
         _open_files(),
         _snapshots(snapshot_dir),
         _loopback(),
@@ -151,12 +153,16 @@ def _package(name: str) -> Check:
         return Check(name, False, "missing", f"pip install {name}")
 
 
-def _memory() -> Check:
+def _memory(snapshots: int) -> Check:
     from minishuffle.cli import tables  # It needs rich, and each worker imports this module.
 
     free = psutil.virtual_memory().available
     fix = "stop something, or give workers less with --network-memory-bytes"
-    return Check("memory", free >= MEMORY_BYTES, f"{tables.byte_text(free)} free", fix)
+    found = (
+        f"{tables.byte_text(free)} free; if jobs have a guarantee, a worker holds up to "
+        f"{tables.byte_text(snapshots)} of snapshots in it (snapshot_memory_bytes)"
+    )
+    return Check("memory", free >= MEMORY_BYTES, found, fix)
 
 
 def _open_files() -> Check:
@@ -245,7 +251,10 @@ def _spark() -> Check:
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
     """Look for what minishuffle needs: what is missing, and how to get it."""
-    found = checks(session_of(context).snapshot_dir())
+    from minishuffle.worker.tasks.snapshotholder import snapshot_memory  # It needs numpy and pyarrow.
+
+    memory = snapshot_memory(checked_settings(None).snapshot_memory_bytes)
+    found = checks(session_of(context).snapshot_dir(), memory)
     healthy = all(check.ok or not check.needed for check in found)
     if as_json:
         print_json({"ok": healthy, "cpus": os.cpu_count(), "checks": [asdict(check) for check in found]})

@@ -131,7 +131,8 @@ def show_status(status: ClusterStatus, flags: str = "") -> None:
         out.print(
             f"submissions are refused, and restarts wait, until it can be written: {status.journal_problem}"
         )
-    numbers = ("pid", "slots free", "heartbeat", "network memory")
+    held = ("snapshots held",) if any(each.report.snapshot_bytes for each in status.workers) else ()
+    numbers = ("pid", "slots free", "heartbeat", "network memory", *held)
     table = new_table(["worker", "state", "address", *numbers, "reachable", "connections"], numbers)
     running = sum(job.state in ("created", "running") for job in status.jobs)
     for worker in status.workers:
@@ -147,6 +148,10 @@ def show_status(status: ClusterStatus, flags: str = "") -> None:
             f"{worker.slots_free}/{worker.slots}",
             f"{worker.heartbeat_age_seconds:.1f} s ago",
             f"{byte_text(report.network_peak_bytes)} of {byte_text(report.network_cap_bytes)}",
+            *(
+                f"{byte_text(report.snapshot_bytes)}, memory for {byte_text(report.snapshot_memory_bytes)}"
+                for _ in held
+            ),
             f"{worker.reachable} of {worker.tried}" if worker.tried else "-",
             ", ".join(f"{peer.connections} to {peer.worker}" for peer in worker.peers) or "-",
         )

@@ -214,6 +214,10 @@ class WorkerReport(ControlMessage):
     """Payload bytes of a network buffer."""
     memory_bytes: int = 0
     """Resident memory of the process; 0: not known."""
+    snapshot_bytes: int = 0
+    """Size of the snapshots that it holds for tasks of other workers."""
+    snapshot_memory_bytes: int = 0
+    """The bound of those in its memory, and of copies of its own tasks' ones; others are on its disk."""
     retains_much: bool = False
     """It retains half of ``retained_bytes`` or more of rows that were sent."""
     stuck: dict[str, list[int]] = Field(default_factory=dict)

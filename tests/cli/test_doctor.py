@@ -13,12 +13,14 @@ from minishuffle.cli import doctor
 Run = Callable[..., Result]
 
 
-def test_doctor_says_what_there_is(run: Run) -> None:
+def test_doctor_says_what_there_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINISHUFFLE_SNAPSHOT_MEMORY_BYTES", str(3 << 20))
     found = json.loads(run("doctor", "--json").stdout)
     names = [check["name"] for check in found["checks"]]
     assert names[:3] == ["Python", "uvloop", "pyarrow"]
     assert "Prometheus" in names
     by_name = {check["name"]: check for check in found["checks"]}
+    assert "up to 3.0 MiB of snapshots in it (snapshot_memory_bytes)" in by_name["memory"]["found"]
     assert by_name["Python"]["ok"] and by_name["uvloop"]["ok"] and by_name["loopback"]["ok"]
 
 

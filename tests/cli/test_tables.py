@@ -111,6 +111,15 @@ def test_status_shows_workers_connections_and_jobs(capsys: pytest.CaptureFixture
     assert "restarts wait, until it can be written: it is full [Errno 28]" in capsys.readouterr().out
 
 
+def test_status_shows_what_workers_hold_of_snapshots(capsys: pytest.CaptureFixture[str]) -> None:
+    tables.show_status(STATUS)
+    assert "snapshots held" not in capsys.readouterr().out
+    (worker,) = STATUS.workers
+    report = worker.report.model_copy(update={"snapshot_bytes": 2048, "snapshot_memory_bytes": 1 << 30})
+    tables.show_status(STATUS.model_copy(update={"workers": [worker.model_copy(update={"report": report})]}))
+    assert "2.0 KiB, memory for 1.0 GiB" in capsys.readouterr().out
+
+
 def test_status_says_who_can_connect_to_whom(capsys: pytest.CaptureFixture[str]) -> None:
     one = STATUS.workers[0].model_copy(update={"reachable": 1, "tried": 2, "host": "fd00::1"})
     two = one.model_copy(update={"worker": 2, "reachable": 2, "host": "127.0.0.1", "confined": True})

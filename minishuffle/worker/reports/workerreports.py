@@ -93,6 +93,8 @@ def worker_report(
         cpu_seconds=cpu_seconds,
         gc_seconds=gc_seconds,
         memory_bytes=memory_bytes,
+        snapshot_bytes=deployment.snapshot_bytes,
+        snapshot_memory_bytes=deployment.services.snapshot_memory_bytes,
         retains_much=deployment.services.retained.half_reached,
         segment_bytes=pool.segment_bytes,
     )

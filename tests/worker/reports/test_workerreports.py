@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import LAG_SECONDS_BOUNDS, ConnectionCounters, Histogram
+from minishuffle.limits import SNAPSHOT_MEMORY_BYTES_MAX
 from minishuffle.worker.interpreter import GarbageClock
 from minishuffle.worker.reports.workerreports import registration, resident_bytes, worker_report
 
@@ -32,6 +33,7 @@ async def test_a_heartbeat_has_what_rates_are_made_from(site: Site) -> None:
         memory_bytes=77,
     )
     assert report.memory_bytes == 77
+    assert (report.snapshot_bytes, report.snapshot_memory_bytes) == (0, SNAPSHOT_MEMORY_BYTES_MAX)
     assert (report.clock_seconds, report.cpu_seconds, report.gc_seconds) == (10.5, 3.5, 0.25)
     assert (report.abandoned_tasks, report.stuck) == (1, {"j1": [0]})
     assert (report.segments_free, report.segment_bytes) == (site.pool.total, site.pool.segment_bytes)
