@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from minishuffle.errors import RemoteProtocolError, ShuffleError
-from minishuffle.exchange.buffers import Slice
+from minishuffle.exchange.buffers import BufferBuilder, Slice
 from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.notices import Attached, Notice, QueuedLatency, QueuedWatermark
@@ -33,6 +33,7 @@ from minishuffle.protocol.channel import (
     Received,
 )
 from minishuffle.protocol.connection import Connection
+from minishuffle.protocol.credit import BufferKind
 from minishuffle.protocol.oneway import OneWayReceiver
 from minishuffle.wire.frames import (
     BARRIER_EVENT,
@@ -206,6 +207,10 @@ class Attachment(Protocol):
         """The task has given ``buffer`` back; at the end of the partition this attachment ends."""
         ...
 
+    def spares(self, buffer: Any) -> bool:
+        """(Task.) As of a ``ConsumerAttachment``."""
+        ...
+
     def close(self, reason: CancelReason) -> None:
         """Let go of the producer and of every buffer that the task does not hold; idempotent."""
         ...
@@ -274,8 +279,12 @@ class RemoteAttachment:
 
     def announce(self) -> None:
         link = self.link
-        link.connection.announce_credit(self.consumer)
-        link.flush_soon()
+        if link.connection.announce_credit(self.consumer):
+            link.flush_soon()
+
+    def spares(self, buffer: Any) -> bool:
+        """With what is left, the producer has credit for whatever it begins."""
+        return buffer.kind is BufferKind.EXCLUSIVE and self.consumer.credit.is_ample
 
     def consumed(self, buffer: GivenBack) -> None:
         if isinstance(buffer, Received):
@@ -416,6 +425,12 @@ class LocalAttachment:
                 payload = bytes(piece.memory[piece.start : piece.start + piece.size])
                 piece.released()
                 self.channel.deliver_event(self, payload, piece.row)
+
+    def spares(self, buffer: Any) -> bool:
+        """The producer has yet to write on in that segment, and will say so."""
+        builder = buffer.piece.builder
+        goes_on = isinstance(builder, BufferBuilder) and not (builder.drained or builder.unsent())
+        return goes_on and self.outstanding <= 1
 
     def consumed(self, buffer: GivenBack) -> None:
         if isinstance(buffer, LocalBuffer):

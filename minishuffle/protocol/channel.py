@@ -151,6 +151,10 @@ class ConsumerAttachment(Protocol):
     def consumed(self, buffer: Any) -> None:
         """The task has given back what was delivered."""
 
+    def spares(self, buffer: Any) -> bool:
+        """(Task.) Nobody waits for that buffer, which the task has given back: the loop need not be woken for
+        it. Who waits for it from now on has the loop look."""
+
     def fail(self, error: ShuffleError) -> None:
         """The channel is broken; the task is to see ``error`` after what was delivered."""
 
@@ -186,9 +190,9 @@ class ProducerChannel:
         self.credit = SendCredit(initial_credit)
         self._exclusive = initial_credit > 0
         """The consumer grants credit before any backlog is announced."""
-        self._credit_if_read = initial_credit // 2 + 1
-        """The least credit if the consumer has read everything: it withholds less than half of what it
-        granted first."""
+        self._credit_if_read = max(1, (initial_credit + 1) // 2)
+        """The least credit if the consumer has read everything: it withholds half of what it granted first
+        at most."""
         self.sequence = 0
         self.enqueued = False
         self.state = ChannelState.OPEN
@@ -197,8 +201,8 @@ class ProducerChannel:
 
     def may_leave(self, next_type: NextType) -> bool:
         """Whether a poll would give something, and credit for it is there. A partial piece waits, and grows,
-        until the consumer has read what was sent before: as in Nagle's algorithm, with credit for
-        acknowledgements."""
+        while the consumer has yet to read as much as half of its initial credit stands for: as in Nagle's
+        algorithm, with credit for acknowledgements."""
         credit = self.credit
         if next_type is _TYPE_DATA:
             return credit.sent < credit.granted

@@ -495,6 +495,9 @@ class Connection:
         self._pong: Pong | None = None
         """The answer to the newest Ping; it takes the place of one that has not left yet."""
         self._granting: dict[int, ConsumerChannel] = {}
+        """Channels whose producers are to be told of credit."""
+        self._withheld: dict[int, ConsumerChannel] = {}
+        """Channels with credit that goes with whatever else leaves."""
         self._resizing: dict[int, int] = {}
         """The buffer sizes to announce, by channel; a newer size replaces an unsent one."""
         self._stable: dict[int, tuple[int, int]] = {}
@@ -636,10 +639,17 @@ class Connection:
         self._control.append(replace(request, channel=channel, initial_credit=credit))
         return channel
 
-    def announce_credit(self, consumer: ConsumerChannel) -> None:
-        """Let the next flush tell the producer of credit gained since the last AddCredit."""
-        if consumer.credit.unannounced and consumer.state is _OPEN:
-            self._granting[consumer.id] = consumer
+    def announce_credit(self, consumer: ConsumerChannel) -> bool:
+        """Let the next flush tell the producer of credit gained since the last AddCredit. False: it does not
+        ask for a flush."""
+        credit = consumer.credit
+        if not credit.unannounced or consumer.state is not _OPEN:
+            return False
+        if not credit.is_due:
+            self._withheld[consumer.id] = consumer
+            return False
+        self._granting[consumer.id] = consumer
+        return True
 
     def announce_buffer_size(self, consumer: ConsumerChannel, size: int) -> None:
         """Let the next flush tell the producer how many bytes to put into each buffer."""
@@ -681,6 +691,7 @@ class Connection:
 
     def _forget(self, consumer: ConsumerChannel) -> None:
         self._granting.pop(consumer.id, None)
+        self._withheld.pop(consumer.id, None)
         self._resizing.pop(consumer.id, None)
         self._stable.pop(consumer.id, None)
         if self._arriving is consumer:
@@ -719,7 +730,8 @@ class Connection:
         transport has let go.
         """
         chunks: list[bytes | memoryview] = []
-        self._take_credit()
+        if self.wants_to_send:
+            self._take_credit()
         if self._resizing:
             self._control.extend(NewBufferSize(*each) for each in self._resizing.items())
             self._resizing.clear()
@@ -747,8 +759,10 @@ class Connection:
         return bool(waits or self.producers.ready)
 
     def _take_credit(self) -> None:
-        if self._granting:
-            granting, self._granting = self._granting, {}
+        granting = self._granting | self._withheld
+        if granting:
+            self._granting.clear()
+            self._withheld.clear()
             grants = []
             for consumer in granting.values():
                 credit = consumer.credit.take_unannounced()
@@ -808,6 +822,7 @@ class Connection:
         self._consumers.clear()
         self._control.clear()
         self._granting.clear()
+        self._withheld.clear()
         self._resizing.clear()
         for consumer in consumers:
             consumer.fail(reason)

@@ -176,16 +176,33 @@ class ReceiveCredit(Generic[B]):
         self.idle += 1
         return None
 
-    def take_unannounced(self) -> int:
-        """Take the credit for the next AddCredit; 0 if none is due yet.
+    @property
+    def is_due(self) -> bool:
+        """Whether an AddCredit is to leave for what is unannounced; else that goes with what else leaves.
 
-        Credit waits until it has reached half of the initial credit, except for a producer that has none
-        left.
+        Credit waits until it is more than half of the initial credit. A producer with a backlog gets half of
+        it, or whatever there is if it has none left.
         """
         credit = self.unannounced
-        if 2 * credit < self.exclusive_total and self.received < self.granted:
-            return 0
-        self.unannounced = 0
+        if 2 * credit > self.exclusive_total:
+            return True
+        return self.required > 0 and credit > 0 and (2 * credit == self.exclusive_total or self.is_spent)
+
+    @property
+    def is_ample(self) -> bool:
+        """(Any thread.) The producer has half of the initial credit left and no backlog, and nobody has lent
+        this channel a buffer."""
+        left = self.granted - self.received
+        return 2 * left >= self.exclusive_total and left > 0 and not (self.required or self.floating)
+
+    @property
+    def is_spent(self) -> bool:
+        """The producer has no credit left."""
+        return self.received >= self.granted
+
+    def take_unannounced(self) -> int:
+        """The credit of the next AddCredit."""
+        credit, self.unannounced = self.unannounced, 0
         self.granted += credit
         return credit
 

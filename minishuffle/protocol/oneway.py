@@ -133,9 +133,10 @@ class OneWayReceiver:
         self._last_id = channel
         return channel
 
-    def announce_credit(self, consumer: ConsumerChannel) -> None:
+    def announce_credit(self, consumer: ConsumerChannel) -> bool:
         """A channel has got the buffer that it waited for."""
         self._go_on()
+        return True
 
     def announce_buffer_size(self, consumer: ConsumerChannel, size: int) -> None:
         """Tell the producer how full buffers are to be, over the ordinary connection."""

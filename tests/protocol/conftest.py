@@ -273,7 +273,7 @@ class Peers:
             if producer is None or not producer.view.backlog():
                 continue
             assert producer.credit.available == 0, "it could send"
-            assert gate.channel.credit.unannounced == 0, "its credit is withheld"
+            assert not gate.channel.credit.is_due, "its credit is withheld"
             assert gate.queue or gate.channel.credit.waiting, "it has not asked for a buffer"
             assert gate.queue or not gate.pool.available, "a buffer is free"
             assert any(each.queue for each in self.gates), "nobody has anything to read"

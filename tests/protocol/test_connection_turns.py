@@ -200,30 +200,64 @@ def test_idle_channels_hold_no_floating_buffers_for_what_is_sent_and_still_in_th
     assert peers.read[4] == BLOCK, "its floating buffers wait for data that never come"
 
 
+@pytest.mark.parametrize(("exclusive", "unread"), [(1, 1), (2, 2), (3, 2), (4, 3)])
 def test_adaptive_elements_gather_until_the_consumer_has_read_what_was_sent_before(
-    peers_of: Callable[..., Peers],
+    peers_of: Callable[..., Peers], exclusive: int, unread: int
 ) -> None:
-    peers = peers_of(channels=1, exclusive=2, floating=4)
+    peers = peers_of(channels=1, exclusive=exclusive, floating=4)
     subpartition = peers.partition.subpartitions[0]
     subpartition.flushing = Flush.ADAPTIVE
     peers.request_all()
     peers.settle()
-    peers.partition.write(0, 1, [b"a"])
-    assert peers.move(peers.producer, peers.consumer) == 1, "nothing is unread: at once"
+    for _ in range(unread):
+        peers.partition.write(0, 1, [b"a"])
+        assert peers.move(peers.producer, peers.consumer) == 1, "little is unread: at once"
     for data in (b"b", b"c", b"d"):
         peers.partition.write(0, 1, [data])
         peers.settle()
-    assert [bytes(received.payload) for received in peers.gates[0].queue] == [b"a"]
+    assert [bytes(received.payload) for received in peers.gates[0].queue] == [b"a"] * unread
     assert subpartition.backlog() == 0, "no floating buffer is to wait for it"
-    peers.consume(0)
-    peers.settle()
-    assert [bytes(received.payload) for received in peers.gates[0].queue] == [b"bcd"]
+    while peers.gates[0].queue[0].rows == 1:
+        peers.consume(0)
+        peers.settle()
+    assert [bytes(received.payload) for received in peers.gates[0].queue][-1] == b"bcd"
+    left = len(peers.gates[0].queue)
     peers.partition.write(0, 1, [BLOCK + b"e"])
     peers.settle()
-    assert len(peers.gates[0].queue) == 2, "a full segment does not wait"
+    assert len(peers.gates[0].queue) > left, "a full segment does not wait"
     while peers.consume(0):
         peers.settle()
-    assert peers.read == [b"abcd" + BLOCK + b"e"]
+    assert peers.read == [b"a" * unread + b"bcd" + BLOCK + b"e"]
+
+
+@pytest.mark.parametrize(("exclusive", "withheld"), [(1, 0), (2, 1), (3, 1), (4, 2)])
+def test_half_of_the_credit_goes_with_what_else_leaves(
+    peers_of: Callable[..., Peers], exclusive: int, withheld: int
+) -> None:
+    peers = peers_of(channels=1, exclusive=exclusive, floating=4)
+    peers.request_all()
+    peers.settle()
+    credit = peers.gates[0].channel.credit
+
+    def read_one() -> None:
+        peers.partition.write(0, 1, [BLOCK])
+        peers.settle()
+        assert peers.consume(0)
+        peers.settle()
+
+    for number in range(withheld):
+        read_one()
+        assert credit.unannounced == number + 1, "nothing is sent for it alone"
+    read_one()
+    assert (credit.unannounced, credit.granted - credit.received) == (0, exclusive)
+    for _ in range(withheld):
+        read_one()
+    assert peers.counters[1].frames_out["add_credit"] == 1
+    peers.consumer.announce_buffer_size(peers.gates[0].channel, len(BLOCK))
+    peers.settle()
+    assert (credit.unannounced, credit.granted - credit.received) == (0, exclusive)
+    assert peers.counters[1].frames_out["add_credit"] == (2 if withheld else 1)
+    peers.check_ledgers()
 
 
 def test_an_adaptive_writer_wakes_the_loop_once_while_its_elements_gather(
@@ -234,14 +268,16 @@ def test_an_adaptive_writer_wakes_the_loop_once_while_its_elements_gather(
     subpartition.flushing = Flush.ADAPTIVE
     peers.request_all()
     peers.settle()
-    peers.partition.write(0, 1, [b"a"])
-    peers.settle()
+    for _ in range(2):
+        peers.partition.write(0, 1, [b"a"])
+        peers.settle()
     woken: list[PipelinedSubpartition] = []
     monkeypatch.setattr(peers.partition, "_notify", lambda each: (woken.append(each), each.attend()))
     for _ in range(10):
         peers.partition.write(0, 1, [b"b"])
     assert len(woken) == 1
-    peers.consume(0)
+    while peers.consume(0):
+        pass
     peers.settle()
     peers.partition.write(0, 1, [b"c"])
     assert len(woken) == 2

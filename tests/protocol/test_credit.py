@@ -97,6 +97,43 @@ def test_a_consumed_exclusive_buffer_is_credit_again() -> None:
     assert credit.take_unannounced() == 0
 
 
+@pytest.mark.parametrize(
+    ("exclusive", "arrived", "read", "backlog", "due"),
+    [(1, 1, 1, 0, True), (2, 1, 1, 0, False), (2, 1, 1, 1, True), (2, 2, 1, 0, False), (2, 2, 2, 0, True)]
+    + [(3, 2, 1, 1, False), (3, 3, 1, 0, False), (3, 3, 1, 1, True), (3, 2, 2, 0, True), (3, 3, 0, 9, False)]
+    + [(4, 3, 1, 1, False), (4, 3, 2, 0, False), (4, 3, 2, 1, True), (4, 3, 3, 0, True), (4, 4, 1, 1, True)],
+)
+def test_credit_is_due_above_half_or_earlier_to_a_producer_with_a_backlog(
+    exclusive: int, arrived: int, read: int, backlog: int, due: bool
+) -> None:
+    credit = ReceiveCredit([f"e{number}" for number in range(exclusive)])
+    for _ in range(arrived):
+        credit.on_buffer()
+    for number in range(read):
+        credit.on_consumed(f"e{number}")
+    credit.on_backlog(backlog)
+    assert credit.is_due == due
+
+
+def test_credit_is_ample_while_half_is_left_and_nothing_is_lent() -> None:
+    credit = ReceiveCredit(["e1", "e2", "e3"])
+    for ample in (True, True, False, False):
+        assert credit.is_ample == ample
+        if not credit.is_spent:
+            credit.on_buffer()
+    for number in (1, 2, 3):
+        credit.on_consumed(f"e{number}")
+    assert not credit.is_ample, "the producer has yet to hear of it"
+    credit.take_unannounced()
+    assert credit.is_ample
+    credit.on_backlog(1)
+    assert not credit.is_ample
+    credit.on_floating("f1")
+    credit.on_backlog(0)
+    assert not credit.is_ample, "the floating buffer is to go back"
+    assert not ReceiveCredit([]).is_ample
+
+
 def test_overdrawing_is_the_producers_fault() -> None:
     credit = ReceiveCredit(["e1"])
     credit.on_buffer()

@@ -229,7 +229,8 @@ class Deployment:
             attempt.paths.bell.ring()
 
     def look(self) -> None:
-        """Add up how full the buffers of some attempts are."""
+        """Add up how full the buffers of some attempts are, with those that tasks have given back."""
+        self.services.inbox.drain()
         self._turns.take(list(self.attempts.values()))
 
     def flush_intervals(self) -> set[float]:
@@ -240,6 +241,7 @@ class Deployment:
     def flush(self, interval: float) -> None:
         """A buffer timeout has passed: send the published parts of open segments, for jobs with this
         timeout."""
+        self.services.inbox.drain()
         for attempt in self.attempts.values():
             if attempt.settings.buffer_timeout == interval:
                 attempt.flush()

@@ -7,7 +7,8 @@
 
 Paths a, b and d share one inbox per worker (:class:`LoopInbox`), which keeps their order; path c is
 the gate's own queues with a :class:`TaskBell` per task. On every path the rule is: enqueue first, then
-set the wake flag; the reader clears the flag before it drains. The loop never blocks.
+set the wake flag; the reader clears the flag before it drains. The loop never blocks. For a buffer that
+nobody waits for no flag is set: the loop finds it when it looks.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from minishuffle.errors import TaskCancelled
-from minishuffle.exchange.channels import GivenBack
+from minishuffle.exchange.channels import GivenBack, LocalBuffer
 from minishuffle.exchange.partition import Attended
 from minishuffle.exchange.segments import LocalPool, Segment
+from minishuffle.protocol.channel import Received
 from minishuffle.worker.tasks.busytime import StateClock, ThreadState
 from minishuffle.worker.tasks.crashrecord import TaskCalls
 from minishuffle.worker.tasks.pausing import TaskPause
@@ -50,16 +52,22 @@ class LoopInbox:
         """(Any thread.) What the loop has yet to look at."""
         return len(self._items)
 
-    def post(self, call: Callable[..., None], *args: Any) -> None:
-        """(Any thread.) Have ``call(*args)`` run on the loop."""
+    def post(self, call: Callable[..., None], *args: Any, wakes: bool = True) -> None:
+        """(Any thread.) Have ``call(*args)`` run on the loop; without ``wakes`` whenever it looks."""
         if self._closed:
             return
         self._items.append((call, args))
-        if not self._woken:
-            self._woken = True
-            self.loop.call_soon_threadsafe(self._drain)
+        if wakes:
+            self.wake()
 
-    def _drain(self) -> None:
+    def wake(self) -> None:
+        """(Any thread.) Have the loop look."""
+        if not (self._woken or self._closed):
+            self._woken = True
+            self.loop.call_soon_threadsafe(self.drain)
+
+    def drain(self) -> None:
+        """(Loop.) Run what was posted."""
         self._woken = False
         items = self._items
         try:
@@ -69,7 +77,7 @@ class LoopInbox:
         finally:  # a call that raised must not hold up the calls posted after it
             if items and not self._woken:
                 self._woken = True
-                self.loop.call_soon(self._drain)
+                self.loop.call_soon(self.drain)
 
     def close(self) -> None:
         """The loop is about to end: nothing posted from now on runs."""
@@ -153,11 +161,15 @@ class TaskPaths:
 
     def give_back(self, buffer: GivenBack) -> None:
         """Path d: return a consumed buffer. All buffers returned until the loop runs are handled in one
-        call."""
+        call. It is not woken for one that nobody waits for."""
         self._returned.append(buffer)
         if not self._returning:
             self._returning = True
-            self.post(self._take_returned)
+            self.post(self._take_returned, wakes=False)
+        # Asked behind the post: who waits for it from now on has the loop look, and that finds it.
+        spared = isinstance(buffer, Received | LocalBuffer) and buffer.attachment.spares(buffer)
+        if not (spared or self._closed):
+            self._inbox.wake()
 
     @property
     def returned(self) -> int:
@@ -177,10 +189,10 @@ class TaskPaths:
                 self._returning = True
                 self.post(self._take_returned)
 
-    def post(self, call: Callable[..., None], *args: Any) -> None:
+    def post(self, call: Callable[..., None], *args: Any, wakes: bool = True) -> None:
         """Path d: anything else that this attempt has to say; dropped once it was abandoned."""
         if not self._closed:
-            self._inbox.post(call, *args)
+            self._inbox.post(call, *args, wakes=wakes)
 
     # --- waiting (task) --------------------------------------------------------------------------
 

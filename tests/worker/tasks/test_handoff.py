@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.errors import TaskCancelled
+from minishuffle.exchange.channels import LocalBuffer
 from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.worker.tasks.handoff import DRAIN_ITEMS_MAX, LoopInbox, TaskPaths
 from support.interleave import interleaved
@@ -233,6 +234,40 @@ def test_what_is_given_back_until_the_loop_looks_is_one_call_and_in_order(
     given_back(paths, Buffer("e", said))
     turns.turn()
     assert said[-1] == "e"
+
+
+class SparedBuffer(Buffer, LocalBuffer):
+    """A buffer that nobody waits for, as long as ``wanted`` is empty."""
+
+    def __init__(self, name: str, said: list[str], wanted: list[str]) -> None:
+        Buffer.__init__(self, name, said)
+        self._wanted = wanted
+
+    def spares(self, buffer: object) -> bool:
+        return not self._wanted
+
+
+def test_the_loop_is_not_woken_for_a_buffer_that_nobody_waits_for(
+    turns: Turns, inbox: LoopInbox, paths_of: PathsOf
+) -> None:
+    said: list[str] = []
+    wanted: list[str] = []
+    paths = paths_of()
+    given_back(paths, *(SparedBuffer(name, said, wanted) for name in "ab"))
+    assert (turns.wakes, paths.returned) == (0, 2)
+    inbox.post(said.append, "behind")
+    turns.turn()
+    assert said == ["a", "b", "behind"]
+    given_back(paths, SparedBuffer("c", said, wanted))
+    wanted.append("room")
+    given_back(paths, SparedBuffer("d", said, wanted))
+    assert turns.wakes == 2
+    turns.turn()
+    assert said[3:] == ["c", "d"]
+    wanted.clear()
+    given_back(paths, SparedBuffer("e", said, wanted))
+    inbox.drain()
+    assert (turns.wakes, said[-1], paths.returned) == (2, "e", 0)
 
 
 def test_a_buffer_whose_return_raises_holds_up_no_other(turns: Turns, paths_of: PathsOf) -> None:
