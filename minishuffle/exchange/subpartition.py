@@ -709,5 +709,5 @@ class PipelinedView:
             builder.segment.recycle()
         elif subpartition._discarded and builder is not subpartition._open:
             builder.drain()
-        elif subpartition.view is self:
+        elif subpartition.view is self and builder.unsent():  # else nothing has waited for it
             self.on_available()

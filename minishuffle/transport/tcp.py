@@ -390,8 +390,10 @@ class DataLink(asyncio.BufferedProtocol):
         if self.paused:
             self._in_transport.extend(pieces)
             return
+        self._flush_scheduled = True  # whether what waited for these pieces is to be sent is asked once
         for piece in pieces:
             piece.released()
+        self._flush_scheduled = False
         self.on_written()
         if machine.wants_to_send:
             self.flush_soon()

@@ -117,8 +117,18 @@ def test_a_slice_in_flight_wakes_its_own_view_only() -> None:
     assert producer.woken == []
     producer.write(b"de")
     producer.flush()
-    assert payloads(second) == [b"de"]
+    held = poll(second)
+    held.released()
+    assert producer.woken == [], "nothing has waited for it"
+    producer.write(b"fg")
+    producer.flush()
+    held = poll(second)
+    producer.write(b"hi")
+    producer.flush()
+    assert second.poll() is None
+    held.released()
     assert producer.woken == [2]
+    assert payloads(second) == [b"hi"]
 
 
 def test_a_segment_whose_front_an_older_view_has_in_flight_does_not_hold_the_new_one_up() -> None:
