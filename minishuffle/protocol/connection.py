@@ -495,7 +495,7 @@ class Connection:
         self._pong: Pong | None = None
         """The answer to the newest Ping; it takes the place of one that has not left yet."""
         self._granting: dict[int, ConsumerChannel] = {}
-        """Channels whose producers are to be told of credit."""
+        """Channels whose credit asks for a flush."""
         self._withheld: dict[int, ConsumerChannel] = {}
         """Channels with credit that goes with whatever else leaves."""
         self._resizing: dict[int, int] = {}

@@ -151,7 +151,7 @@ def test_a_receipt_is_not_waited_for_longer_than_it_takes(
     """It wakes the program: each look at the connection took up to 20 ms."""
     slept: list[bool] = []
     monkeypatch.setattr(
-        TaskBell, "wait", lambda bell, seconds: slept.append(not bell._event.wait(SECONDS_MAX))
+        TaskBell, "wait", lambda bell, seconds: slept.append(not bell._rung.wait(SECONDS_MAX))
     )
     handle = field.submit(hold=True, parallelism=1)
     with ThreadPoolExecutor(1) as pool, field.writer() as writer:

@@ -133,7 +133,7 @@ class SimulatedThread:
 
 
 class SimulatedEvent:
-    """Stands in for ``threading.Event``."""
+    """Stands in for ``threading.Event`` and ``WakeFlag``."""
 
     def __init__(self, threads: Threads) -> None:
         self.waiting: list[tuple[SimulatedThread, int]] = []

@@ -479,6 +479,7 @@ def _simulate_threads_and_clocks(patch: pytest.MonkeyPatch, cluster: Cluster) ->
         patch.setattr(module, "threading", cluster.threads)
         patch.setattr(module, "time", time)
     patch.setattr(snapshotholder, "threading", cluster.threads)
+    patch.setattr(handoff, "WakeFlag", cluster.threads.Event)
     patch.setattr(coordinator_process, "time", time)
     patch.setattr(diskthreads, "ThreadPoolExecutor", SimulatedDisk)
     patch.setattr(inputs, "TAKEN_ROWS", TAKEN_ROWS)
@@ -509,7 +510,7 @@ def _pausing_paths(cluster: Cluster) -> type[handoff.TaskPaths]:
 
         def wait(self, seconds: float) -> None:
             super().wait(seconds)
-            if not (self._ringing or self._event.is_set()) and self._overdue():
+            if not (self._ringing or self._rung.is_set()) and self._overdue():
                 cluster.forgotten.append(f"a thread waits for what is there, at {cluster.world.now:.6f}")
 
     class PausingPaths(handoff.TaskPaths):

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from minishuffle.errors import TaskCancelled
@@ -29,12 +30,16 @@ from minishuffle.worker.tasks.busytime import StateClock, ThreadState
 from minishuffle.worker.tasks.crashrecord import TaskCalls
 from minishuffle.worker.tasks.pausing import TaskPause
 
-__all__ = ["LoopInbox", "TaskBell", "TaskPaths"]
+__all__ = ["LoopInbox", "TaskBell", "TaskPaths", "WakeFlag"]
 
 DRAIN_ITEMS_MAX: Final = 2_000
 """Most items dealt with in one loop turn, so that sockets get theirs."""
 WAIT_SECONDS_MAX: Final = 1.0
 """Longest single wait of a task; it looks around and waits again."""
+
+
+_SET: Final = suppress(RuntimeError)
+"""Ignores the error of a lock that is free already."""
 
 
 class LoopInbox:
@@ -84,6 +89,39 @@ class LoopInbox:
         self._closed = True
 
 
+class WakeFlag:
+    """A flag that one thread waits for, and others set: a ``threading.Event`` that takes two calls instead of
+    twenty. A task
+    with few rows waits before every batch.
+
+    A lock that is held while the flag is not set; who sets it releases the lock.
+    """
+
+    __slots__ = ("_unset",)
+
+    def __init__(self) -> None:
+        self._unset = threading.Lock()
+        self._unset.acquire()
+
+    def is_set(self) -> bool:
+        return not self._unset.locked()
+
+    def set(self) -> None:
+        """(Any thread.)"""
+        with _SET:
+            self._unset.release()
+
+    def clear(self) -> None:
+        self._unset.acquire(blocking=False)
+
+    def wait(self, seconds: float) -> bool:
+        """Until it is set, or ``seconds`` have passed; whether it is set."""
+        is_set = self._unset.acquire(timeout=max(seconds, 0.0))
+        if is_set:
+            self.set()
+        return is_set
+
+
 class TaskBell:
     """Wakes one task thread: input came, a segment came free, or it is to stop.
 
@@ -91,34 +129,30 @@ class TaskBell:
     loop for the interpreter's lock while the loop delivers the rest.
     """
 
-    __slots__ = ("_event", "_loop", "_ringing")
+    __slots__ = ("_loop", "_ringing", "_rung", "clear", "ring_now")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._event = threading.Event()
+        self._rung = WakeFlag()
+        self.clear = self._rung.clear
+        """(Task.) To be called before the look."""
+        self.ring_now = self._rung.set
+        """(Any thread.)"""
         self._ringing = False
 
     def ring(self) -> None:
         """(Loop.) After the enqueue."""
-        if not self._ringing and not self._event.is_set():
+        if not self._ringing and not self._rung.is_set():
             self._ringing = True
             self._loop.call_soon(self._end_of_turn)
 
     def _end_of_turn(self) -> None:
         self._ringing = False
-        self._event.set()
-
-    def ring_now(self) -> None:
-        """(Any thread.)"""
-        self._event.set()
-
-    def clear(self) -> None:
-        """(Task.) Before the look."""
-        self._event.clear()
+        self._rung.set()
 
     def wait(self, seconds: float) -> None:
         """(Task.) Until it rings, or ``seconds`` have passed."""
-        self._event.wait(min(max(seconds, 0.0), WAIT_SECONDS_MAX))
+        self._rung.wait(min(seconds, WAIT_SECONDS_MAX))
 
 
 class TaskPaths:
@@ -143,7 +177,7 @@ class TaskPaths:
         self.calls = TaskCalls.private()
         """The task's current batch, for crash reports. Waits here do not count as user code."""
         self.cancelled = False
-        self._cancelling = threading.Event()
+        self._cancelling = WakeFlag()
         self._closed = False
         self._inbox = inbox
         self._returned: deque[GivenBack] = deque()
@@ -289,7 +323,7 @@ class TaskPaths:
         """Wait (idle time, measured) however often it rings, but for a cancel."""
         self.clock.enter("idle")
         state = self.calls.pause()
-        self._cancelling.wait(max(seconds, 0.0))
+        self._cancelling.wait(seconds)
         self.calls.resume(state)
         self.clock.enter("busy")
         self.check()

@@ -14,7 +14,7 @@ import pytest
 from minishuffle.errors import TaskCancelled
 from minishuffle.exchange.channels import LocalBuffer
 from minishuffle.exchange.subpartition import PipelinedSubpartition
-from minishuffle.worker.tasks.handoff import DRAIN_ITEMS_MAX, LoopInbox, TaskPaths
+from minishuffle.worker.tasks.handoff import DRAIN_ITEMS_MAX, LoopInbox, TaskPaths, WakeFlag
 from support.interleave import interleaved
 
 if TYPE_CHECKING:
@@ -123,6 +123,20 @@ def test_four_threads_lose_nothing_and_keep_their_order(busy_switching: None) ->
     assert asyncio.run(scenario()) == [list(range(each))] * threads
 
 
+# --- flags ----------------------------------------------------------------------------------------------
+
+
+def test_a_flag_is_set_until_it_is_cleared_however_often_it_is_set() -> None:
+    flag = WakeFlag()
+    assert not (flag.is_set() or flag.wait(-1.0))
+    for _ in range(2):
+        flag.set()
+        assert flag.is_set() and flag.wait(SECONDS_MAX)
+    for _ in range(2):
+        flag.clear()
+        assert not (flag.is_set() or flag.wait(0.0))
+
+
 # --- the bell -------------------------------------------------------------------------------------------
 
 
@@ -130,16 +144,16 @@ def test_the_bell_rings_once_and_at_the_end_of_the_turn(turns: Turns, paths_of: 
     bell = paths_of().bell
     for _ in range(3):
         bell.ring()
-    assert not bell._event.is_set()
+    assert not bell._rung.is_set()
     assert len(turns.scheduled) == 1
     turns.turn()
-    assert bell._event.is_set()
+    assert bell._rung.is_set()
     bell.ring()
     assert not turns.scheduled, "nobody has looked since"
     bell.clear()
     bell.ring()
     turns.turn()
-    assert bell._event.is_set()
+    assert bell._rung.is_set()
 
 
 def test_no_wake_up_is_lost(turns: Turns, long_waits: None, busy_switching: None, paths_of: PathsOf) -> None:
