@@ -24,6 +24,7 @@ __all__ = [
     "JobId",
     "OperatorId",
     "PartitionId",
+    "READERS_EDGE",
     "RecordKey",
     "SubtaskId",
     "Term",
@@ -112,6 +113,9 @@ class PartitionId:
     def __str__(self) -> str:
         return f"{self.job}/edge{self.edge}.{self.producer}"
 
+
+READERS_EDGE: Final = -1
+"""The edge to external clients that read what a sink keeps: no edge of the graph."""
 
 _STATE_EDGES: Final = 1 << 31
 _SNAPSHOT_EDGES: Final = 3 << 30

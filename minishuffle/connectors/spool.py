@@ -28,7 +28,8 @@ class SpoolSink(ChainedOperator):
     """Appends Arrow batches to the task's :class:`~minishuffle.exchange.spool.Spool`.
 
     Columns are taken by name, in the order of ``schema``, and cast to it where nothing is lost. In a job
-    that does not end it waits while readers have left too much unread.
+    that does not end it waits while readers have left too much unread; if that is to lose nothing, also at
+    its end, until they have read all.
 
     Raises:
         UsageError: a column is missing or too many, a value does not fit its type, or there are nulls in a
@@ -111,5 +112,11 @@ class SpoolSink(ChainedOperator):
     def on_clock(self, now: float, emit: Emit) -> None:
         self._write()
 
+    def before_snapshot(self, emit: Emit) -> None:
+        self._write()
+
     def finish(self, emit: Emit) -> None:
         self._write()
+        spool = self._spool
+        if spool.is_guaranteed:
+            self.context.wait_until(lambda: spool.read_rows >= spool.rows)

@@ -45,19 +45,31 @@ class Spool:
         make_store: gives one for the next file, with nothing in memory.
         bytes_max: of what nobody has read yet, for a job that does not end; None: as the disk allows.
         first: rows that earlier attempts have kept, as far as readers know.
+        is_guaranteed: rows that readers have yet to deal with come again if the attempt is lost.
     """
 
-    def __init__(self, make_store: Callable[[], ElementStore], bytes_max: int | None, first: int = 0) -> None:
+    def __init__(
+        self,
+        make_store: Callable[[], ElementStore],
+        bytes_max: int | None,
+        first: int = 0,
+        *,
+        is_guaranteed: bool = False,
+    ) -> None:
         self.rows = first
         """The number of the next row; written by the task."""
         self.freed = first
         """Rows below may be gone; written by the loop."""
-        self._read_rows = first
-        """Rows below were read and dealt with: they do not count against ``bytes_max``."""
+        self.read_rows = first
+        """Rows below were read and dealt with: they do not count against ``bytes_max``. Written by the
+        loop."""
+        self.rows_again = 0
+        """Rows of earlier attempts that this one makes again, under other numbers."""
+        self.is_guaranteed = is_guaranteed
         self._bytes_written = 0
         """The task's."""
         self._bytes_read = 0
-        """The loop's: those of the elements that end below ``_read_rows``."""
+        """The loop's: those of the elements that end below ``read_rows``."""
         self._make_store = make_store
         self._bytes_max = bytes_max
         self._file_bytes = (
@@ -67,6 +79,10 @@ class Spool:
         self._open: ElementStore | None = None
 
     # --- task ------------------------------------------------------------------------------------
+
+    def begin_at(self, row: int) -> None:
+        """The attempt begins with a snapshot, behind which an earlier one kept rows from that number on."""
+        self.rows_again = self.rows - row
 
     @property
     def has_room(self) -> bool:
@@ -98,11 +114,11 @@ class Spool:
         Neither goes back. Files are given up whole.
         """
         entries = self._entries.copy()
-        before, self._read_rows = self._read_rows, max(self._read_rows, min(read, self.rows))
+        before, self.read_rows = self.read_rows, max(self.read_rows, min(read, self.rows))
         self._bytes_read += sum(
-            entry.element.size for entry in entries if before < entry.end <= self._read_rows
+            entry.element.size for entry in entries if before < entry.end <= self.read_rows
         )
-        self.freed = max(self.freed, min(begin, self._read_rows))
+        self.freed = max(self.freed, min(begin, self.read_rows))
         for entry in entries:
             if entry.end > self.freed:
                 break

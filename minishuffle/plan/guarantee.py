@@ -61,10 +61,10 @@ def _of_vertices(graph: JobGraph) -> Iterator[str]:
                 f"for the source of {vertex.name!r}, which does not give again what it has given (replayable "
                 'is False): have it acknowledge what need not come again, or use guarantee="loss"'
             )
-        if vertex.sink:
+        if vertex.sink and vertex.bounded:
             yield (
-                f"for the results that {vertex.sink!r} keeps for other programs, since they are lost with "
-                'their worker: write them with to_files, or use guarantee="loss"'
+                f"for the results that {vertex.sink!r} keeps for other programs until the job ends: they are "
+                'lost with their worker. Write them with to_files, or use guarantee="loss"'
             )
 
 

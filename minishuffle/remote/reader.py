@@ -187,7 +187,8 @@ class ResultReader:
     it.
 
     They may be on several workers, if the subtask restarted. A worker that is lost meanwhile takes its rows
-    with it: they are passed over, or the reader fails.
+    with it: they are passed over, or the reader fails. Those of a job with a guarantee come again, under
+    later numbers.
 
     Args:
         job, sink, subtask: as :func:`~minishuffle.remote.reader.describe_result` tells them.
@@ -242,9 +243,10 @@ class ResultReader:
                 continue
             finally:
                 self.close()
-            if not self._allow_loss:
+            if not (opened.comes_again or self._allow_loss):
                 raise PeerLost(opened.lost)
-            self._pass_over(range(at, opened.end), opened.lost)
+            if not opened.comes_again:
+                self._pass_over(range(at, opened.end), opened.lost)
             at = opened.end
 
     def _pass_over(self, rows: range, why: str) -> None:

@@ -108,6 +108,8 @@ class ResultOpened(ControlMessage):
     end: int
     lost: str = ""
     """Why these rows are lost; empty: they are not."""
+    comes_again: bool = False
+    """Lost rows are made again, and have later numbers."""
 
 
 class ServeResult(ControlMessage):

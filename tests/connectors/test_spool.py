@@ -28,9 +28,12 @@ def nobody(item: Batch | Mark) -> None:
 class Sink:
     """An opened sink with a clock of its own."""
 
-    def __init__(self, schema: pa.Schema = SCHEMA, bytes_max: int | None = None) -> None:
+    def __init__(
+        self, schema: pa.Schema = SCHEMA, bytes_max: int | None = None, *, is_guaranteed: bool = False
+    ) -> None:
         self.now = 100.0
-        self.spool = Spool(partial(ElementStore, "results of the test", StorePlace()), bytes_max)
+        make_store = partial(ElementStore, "results of the test", StorePlace())
+        self.spool = Spool(make_store, bytes_max, is_guaranteed=is_guaranteed)
         self.waits = 0
         self.context = TaskContext(
             "job", "task", 0, 1, 1, now=lambda: self.now, wait_until=self.wait, spool=self.spool
@@ -167,3 +170,15 @@ def test_a_cancel_gets_through_to_a_sink_that_waits() -> None:
     with pytest.raises(TaskCancelled):
         sink.operator.finish(nobody)
     assert sink.spool.rows == 1
+
+
+@pytest.mark.parametrize("is_guaranteed", [False, True])
+def test_a_snapshot_has_nothing_that_readers_cannot_see_and_the_end_waits_for_them(
+    *, is_guaranteed: bool
+) -> None:
+    sink = Sink(pa.schema([("n", pa.int64())]), is_guaranteed=is_guaranteed)
+    sink.take(n=[1, 2])
+    sink.operator.before_snapshot(nobody)
+    assert sink.spool.rows == 2 and not sink.operator.state_rows()
+    sink.operator.finish(nobody)
+    assert sink.waits == is_guaranteed

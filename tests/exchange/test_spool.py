@@ -179,3 +179,10 @@ def test_a_directory_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     spool = Spool(stores(str(tmp_path / "missing")), None)
     with pytest.raises(ResourceExhausted, match=r"missing: No such file or directory; make room"):
         spool.append(Batch(batch(0, 1)))
+
+
+def test_an_attempt_makes_again_what_others_kept_behind_its_snapshot() -> None:
+    spool = Spool(stores(None), None, 30, is_guaranteed=True)
+    assert not spool.rows_again and spool.read_rows == 30
+    spool.begin_at(12)
+    assert (spool.rows_again, spool.rows) == (18, 30)

@@ -65,7 +65,15 @@ def test_what_a_guarantee_cannot_be_kept_with_is_refused(fields: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"read": ENDLESS}, {"read": QUEUE}, {"kind": "blocking"}, {"on_unavailable": "wait"}]
+    "fields",
+    [
+        {},
+        {"read": ENDLESS},
+        {"read": QUEUE},
+        {"write": {**ENDLESS, "sink": "answers"}},
+        {"kind": "blocking"},
+        {"on_unavailable": "wait"},
+    ],
 )
 def test_other_jobs_may_have_one_and_wait_for_what_is_down(fields: dict[str, Any]) -> None:
     check_guarantee(graph(**fields))

@@ -6,7 +6,8 @@ batches are kept, so that it can read them again.
 
 Each attempt of a sink's subtask keeps a *part* of the rows. The next attempt continues the row numbers from
 the greatest end that may have been announced to readers. Rows on a lost worker are lost; they count as lost
-unless they were committed.
+unless they were committed. In a job with a guarantee they come again in the next part: it begins at a
+snapshot behind which nothing was committed.
 
 The journal has the places of the parts, the commits, the announced ends and the dropped results.
 """
@@ -98,6 +99,12 @@ class _Result:
         """The first row of a subtask that can be read."""
         ends = self.kept.commits[subtask]
         return ends[0] if len(ends) > BATCHES_REPLAYABLE else 0
+
+    def comes_again(self, subtask: int, part: RecordedPart) -> bool:
+        """Whether uncommitted rows of a part, which are lost with its worker, are made again by a later
+        attempt of the sink."""
+        is_last = part is self.kept.parts[subtask][-1]
+        return self.job.graph.settings.is_guaranteed and not (is_last and self.job.terminal)
 
     def commit(self, subtask: int, end: int) -> bool:
         """Note the end of a committed batch; False if it was committed before."""
@@ -322,7 +329,9 @@ class Results:
     def _kept(self, result: _Result, subtask: int) -> KeptRows:
         begin, ranges = result.begin(subtask), result.ranges(subtask)
         lost = sum(
-            max(0, end - max(begin, part.begin)) for part, end in ranges if not self._is_there(part.at)
+            max(0, end - max(begin, part.begin))
+            for part, end in ranges
+            if not (self._is_there(part.at) or result.comes_again(subtask, part))
         )
         return KeptRows(subtask=subtask, begin=begin, end=ranges[-1][1], lost=lost)
 
@@ -348,6 +357,7 @@ class Results:
                 segment_bytes=0,
                 end=end,
                 lost=why,
+                comes_again=result.comes_again(message.subtask, part),
             )
             return [Reply(link, request, lost)]
         ticket = next(self.pending.tickets)
@@ -435,11 +445,11 @@ class Results:
         return dropped + [each.serve for each in reads if each.worker.worker == worker]
 
     def worker_ended(self, worker: int, epoch: int, at: float) -> list[Instruction]:
-        """A worker is lost: count its uncommitted rows as lost, and refuse the readers that wait for it. Rows
-        of its earlier epochs were counted when those were lost."""
+        """A worker is lost: refuse the readers that wait for it, and count its uncommitted rows as lost,
+        unless they come again. Rows of its earlier epochs were counted when those were lost."""
         for found in self._results.values():
             for result in found.values():
-                if not result.job.terminal:
+                if not (result.job.terminal or result.job.graph.settings.is_guaranteed):
                     self._lose(result, worker, epoch, at)
         error = PeerLost(f"worker {worker}, which kept the rows, is gone: run the job again")
         gone = [each for each in self.pending.of(_PendingRead) if each.worker.worker == worker]

@@ -189,7 +189,7 @@ class Attempt:
         """The partitions' pools, by edge."""
         self._channels: dict[tuple[int, int], InputChannel] = {}
         """By edge and producer."""
-        parts = SnapshotParts(self._outbox(), self._source_leases(), self._file_reports())
+        parts = SnapshotParts(self._outbox(), self._source_leases(), self._file_reports(), self._spool())
         self.task = Task(
             self.id,
             message.name,
@@ -208,7 +208,6 @@ class Attempt:
             services.wall,
             self._state_handover(),
             services.record,
-            self._spool() if spec.sink else None,
             None if spec.restoration is None else restoring(spec.restoration, services.secret),
             spec.has_ended,
             self._snapshot_taker(parts) if self._takes_snapshots else None,
@@ -228,10 +227,12 @@ class Attempt:
             self.release()
             raise
 
-    def _spool(self) -> Spool:
+    def _spool(self) -> Spool | None:
+        if not self.spec.sink:
+            return None
         bytes_max = None if self.spec.bounded else self._services.spool_bytes_max
         store = partial(ElementStore, f"what {self._where()} keeps for readers", self._services.place)
-        return Spool(store, bytes_max, self.spec.first_row)
+        return Spool(store, bytes_max, self.spec.first_row, is_guaranteed=self._takes_snapshots)
 
     @property
     def _takes_snapshots(self) -> bool:

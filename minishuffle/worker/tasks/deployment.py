@@ -214,6 +214,8 @@ class Deployment:
             spool.free(begin, read)
         if attempt is not None:
             attempt.paths.bell.ring()
+            if (taker := attempt.task.snapshots) is not None:
+                taker.consumed()
 
     def drop_spools(self, job: str) -> None:
         """Delete the rows kept by the job's sinks: they will not be read. The attempts may remain until they

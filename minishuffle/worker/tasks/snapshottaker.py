@@ -19,6 +19,8 @@ from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.retained import RetainedPartition
 from minishuffle.exchange.rownumbers import ChannelRows
+from minishuffle.exchange.spool import Spool
+from minishuffle.ids import READERS_EDGE
 from minishuffle.plan.graph import JobSettings
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
@@ -44,6 +46,7 @@ class SnapshotParts(NamedTuple):
     outbox: Outbox
     leases: SourceLeases
     files: FileReports
+    spool: Spool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,10 @@ class SnapshotTaker:
         partitions = self._partitions.values()
         self._retained = {each.id.edge: each for each in partitions if isinstance(each, RetainedPartition)}
         for edge, rows in begun.written.items():
-            self._retained[edge].begin_at(rows)
+            if edge == READERS_EDGE and self._parts.spool is not None:
+                self._parts.spool.begin_at(rows[0])
+            else:
+                self._retained[edge].begin_at(rows)
         for gate in self._gates:
             if taken := begun.taken.get(gate.edge):
                 gate.begin_at(taken)
@@ -191,7 +197,7 @@ class SnapshotTaker:
         if self._is_wanted:
             self._is_wanted = False
             machine.ask()
-        if machine.advance({edge: each.stable() for edge, each in self._retained.items()}):
+        if machine.advance(self._stable()):
             self.writer.keep(machine.numbers)
         if (stable := machine.stable()) is not None:
             for gate in self._gates:
@@ -200,6 +206,17 @@ class SnapshotTaker:
             for part in (self._parts.files, self._parts.leases):
                 self._paths.post(part.safe, self._safe)
         self._last = replace(self._last, at=machine.covered_at)
+
+    def _stable(self) -> dict[int, list[int]]:
+        """By edge, what its consumers will not ask for any more. Those of kept rows are their readers."""
+        stable = {edge: each.stable() for edge, each in self._retained.items()}
+        spool = self._parts.spool
+        return stable if spool is None else {**stable, READERS_EDGE: [spool.read_rows]}
+
+    def _written(self) -> dict[int, list[int]]:
+        written = {edge: each.written() for edge, each in self._retained.items()}
+        spool = self._parts.spool
+        return written if spool is None else {**written, READERS_EDGE: [spool.rows]}
 
     def _change_holder(self) -> None:
         """Another holder begins with all that is kept, or with the next one."""
@@ -249,7 +266,7 @@ class SnapshotTaker:
         return TaskStateSnapshot(
             positions=positions,
             taken={gate.edge: gate.taken() for gate in self._gates},
-            written={edge: each.written() for edge, each in self._retained.items()},
+            written=self._written(),
             collected=self._parts.outbox.rows_collected,
         )
 

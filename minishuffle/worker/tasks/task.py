@@ -124,13 +124,13 @@ class Task:
     outbox: Outbox
     leases: SourceLeases
     files: FileReports
+    spool: Spool | None
+    """Where a sink whose records other programs read keeps them."""
     latency: LatencyMarkers
     wall: WallClock
     state_handover: StateHandover
     record: CrashRecord = field(default_factory=CrashRecord)
     """Where it notes its rows in hand."""
-    spool: Spool | None = None
-    """Where a sink whose records other programs read keeps them."""
     restored: Callable[[Chain, int, int], None] | None = None
     """Gives an open chain the state with which the subtask of that index and parallelism begins; None: it
     begins without."""
@@ -199,7 +199,7 @@ class Task:
             user_errors=dict(self.counters.user_errors),
             limits_hit=dict(self.counters.limits_hit),
             rows_dropped=self._rows_dropped(),
-            rows_again=sum(gate.rows_again for gate in self.gates),
+            rows_again=sum(each.rows_again for each in (*self.gates, *([self.spool] if self.spool else ()))),
             buffers_out=sum(partition.buffers_out() for partition in self.partitions.values()),
             busy_seconds=seconds.busy,
             idle_seconds=seconds.idle,

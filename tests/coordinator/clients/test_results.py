@@ -35,7 +35,7 @@ CLIENT = 1_000
 FULL = "the journal cannot be written (disk full): make room"
 
 
-def graph(*sinks: str, subtasks: int = 2, bounded: bool = True) -> JobGraph:
+def graph(*sinks: str, subtasks: int = 2, bounded: bool = True, **settings: Any) -> JobGraph:
     """Operator 0 reads, the sinks follow."""
     vertices = [Vertex(name="read", parallelism=1, operators=["read"], is_source=True, program=b"")]
     for sink in sinks:
@@ -52,7 +52,7 @@ def graph(*sinks: str, subtasks: int = 2, bounded: bool = True) -> JobGraph:
             )
         )
     edges = [Edge(source=0, target=1 + i, partitioner="rebalance") for i in range(len(sinks))]
-    return JobGraph(vertices=vertices, edges=edges)
+    return JobGraph(vertices=vertices, edges=edges, settings=JobSettings.model_validate(settings))
 
 
 def keeps(cluster: FakeCluster, worker: FakeWorker, index: int, rows: int, job: str = "j1") -> None:
@@ -211,6 +211,18 @@ def test_a_worker_that_is_lost_takes_its_rows(cluster: FakeCluster, pair: Any) -
     assert not replacement.got(ServeResult)
     cluster.ask(open_rows(0))
     assert len(pair[0].got(ServeResult)) == 1
+
+
+def test_rows_of_a_job_with_a_guarantee_come_again_while_it_runs(cluster: FakeCluster, pair: Any) -> None:
+    job = cluster.submit(graph("result", bounded=False, guarantee="at_least_once"))
+    cluster.report_all(job, "running")
+    keeps(cluster, pair[1], 1, 9)
+    assert describe(cluster, job).subtasks[1] == KeptRows(subtask=1, begin=0, end=9, lost=0)
+    cluster.lose(pair[1])
+    opened = cluster.request(open_rows(1))
+    assert opened.end == 5 and opened.lost and opened.comes_again
+    assert [rows.lost for rows in describe(cluster, job).subtasks] == [0, 0]
+    assert not cluster.show(job).rows_dropped
 
 
 # --- commits -----------------------------------------------------------------------------------------

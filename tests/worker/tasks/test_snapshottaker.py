@@ -13,6 +13,7 @@ import pytest
 
 from minishuffle.api.stream import Stream
 from minishuffle.errors import PeerLost, WrongResult
+from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
 from minishuffle.ids import AttemptId, holder_operator, snapshot_edge, state_edge
 from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.messages import HolderSpec, TaskSpec
@@ -185,6 +186,49 @@ async def test_files_have_each_row_once_whichever_task_is_lost(
     assert all(path.name[0] != "." for path in tmp_path.iterdir())
     rows = pq.read_table(tmp_path)["value"].to_pylist()
     assert sorted(rows) == sorted([*range(ROWS), *range(ROWS)])
+
+
+class Endless(Numbers):
+    bounded = False
+
+
+async def test_readers_get_each_row_though_a_sink_is_lost_with_those_that_they_had_not_committed(
+    site: Site,
+) -> None:
+    stream = Stream.source(Endless()).rebalance().map(lambda n: {"n": n}).to_table({"n": "int64"})
+    job = Recovery(site, stream.to_spark("result"))
+    deployment, found, committed = site.deployment, Counter[int](), Counter[int]()
+
+    def commit() -> bool:
+        """A reader takes what there is, and commits it."""
+        for (operator, index), spec in job.specs.items():
+            spool = deployment.spools.get(now := attempt_id("j1", spec))
+            if operator == 0 or spool is None or spool.rows == committed[index]:
+                continue
+            end = spool.rows
+            for rows, parts in spool.read(max(spool.freed, committed[index]), end):
+                data = memoryview(b"".join(parts))
+                batch = decode(read_header(data)[2], rows, data[ELEMENT_HEADER.size :]).payload
+                found.update(batch.column("n").to_pylist())
+            committed[index] = end
+            deployment.free_rows(now, end, end)
+        return found.total() > 1_000
+
+    await site.until(commit)
+    for index in (0, 1):
+        key = 1, index
+        spec = job.specs[key]
+        spool = deployment.spools.pop(attempt_id("j1", spec))
+        await site.until(lambda spool=spool, row=committed[index]: spool.rows > row)
+        job.specs[key] = spec.model_copy(update={"first_row": spool.rows})
+        job.lose(key)
+        spool.give_up()
+    expected = Counter(range(ROWS)) + Counter(range(ROWS))
+    await site.until(lambda: commit() and not expected - found and len(site.outcomes) == 4)
+    counted = sum(spool.rows_again for spool in deployment.spools.values())
+    assert (found - expected).total() <= counted
+    deployment.drop_spools("j1")
+    job.close()
 
 
 async def test_snapshots_free_what_fills_the_bound_of_a_worker(site_of: type[Site]) -> None:
