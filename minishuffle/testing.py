@@ -199,6 +199,10 @@ class _Manifest:
         self.adopted: Sequence[CompleteFile] = ()
         self.sink_state = sink_state
 
+    @property
+    def may_be_listed(self) -> int:
+        return self.prepared
+
     def complete(self, file: CompleteFile) -> None:
         self.committable = file.committable
         self.prepared += 1

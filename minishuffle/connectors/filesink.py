@@ -588,7 +588,8 @@ class FileSink(ChainedOperator):
         self._finished = True
 
     def close(self) -> dict[str, Any] | None:
-        """After a failure or a cancel, what was complete still gets its name, and is what counts."""
+        """After a failure or a cancel, what was complete still gets its name, and is what counts. What nobody
+        will list any more is removed."""
         if not self._opened:
             return None
         if not self._finished:
@@ -599,6 +600,8 @@ class FileSink(ChainedOperator):
                 if self._pending:
                     self._files.linger()
                 self._name_listed()
+                for part in [*self._pending][max(0, self._files.may_be_listed - self._named) :]:
+                    part.hidden.unlink(missing_ok=True)
         return {"files": self._named, "rows": self._rows - sum(part.rows for part in self._pending)}
 
 

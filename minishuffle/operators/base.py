@@ -212,6 +212,11 @@ class OutputFiles(Protocol):
     sink_state: bytes
     """The state of the sink, as the snapshot has it with which this attempt begins."""
 
+    @property
+    def may_be_listed(self) -> int:
+        """How many files of this attempt, the first ones, are listed or may be, also by another attempt."""
+        ...
+
     def keep(self, state: bytes) -> None:
         """Put this state of the sink into the snapshots that follow; empty: none."""
 

@@ -664,7 +664,8 @@ class PrepareJob(ControlMessage):
 
 
 class CancelTasks(ControlMessage):
-    """Cancel these attempts; if empty, all attempts of the job on this worker."""
+    """Cancel these attempts, which others may follow; if empty, all attempts of the job on this worker, since
+    it ends."""
 
     type: Literal["cancel_tasks"] = "cancel_tasks"
     term: int

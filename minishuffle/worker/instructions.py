@@ -130,6 +130,8 @@ class LoadPrograms:
 @dataclass(frozen=True, slots=True)
 class CancelTask:
     attempt: AttemptId
+    job_ends: bool = False
+    """No other attempt will follow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -389,8 +389,8 @@ class Worker:
                 self._attach(instruction)
             case Refuse():
                 self._peers.refuse(instruction)
-            case CancelTask(stopping):
-                deployment.attempts[stopping].paths.cancel()
+            case CancelTask(stopping, job_ends):
+                deployment.attempts[stopping].paths.cancel(job_ends=job_ends)
             case AbandonTask(key):
                 self._abandon(deployment.attempts[key])
             case FailChannel(key, generation, error):

@@ -259,7 +259,8 @@ class WorkerState:
         """Holders stay until they are released: what they hold may be asked for."""
         by = now + self._settings.task_cancel_timeout
         tasks = [key for key in self._named(message) if not is_holder(key.subtask.operator)]
-        return [CancelTask(key) for key in tasks if self.tasks.cancel(key, by)]
+        job_ends = not message.attempts
+        return [CancelTask(key, job_ends) for key in tasks if self.tasks.cancel(key, by)]
 
     def _release(self, message: ReleaseJob) -> list[Instruction]:
         released = list(dict.fromkeys(self._named(message)))

@@ -381,6 +381,15 @@ def test_what_was_complete_survives_a_cancel(tmp_path: Path) -> None:
     )
 
 
+def test_what_nobody_will_list_is_removed_by_a_cancel(tmp_path: Path) -> None:
+    listing = Listing(at_once=False)
+    sink = opened(tmp_path, listing, Roll(1e9, 2, 1 << 60))
+    sink.process(Batch([1, 2, 3, 4, 5]), 0, nothing)
+    listing.acknowledged, listing.gives_up = 1, True
+    assert sink.close() == {"files": 1, "rows": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["part-00003-2-00000.parquet"]
+
+
 def died(path: Path, sink: FileSink) -> None:
     """Attempt 2 has left two parts that were reported and one that was not complete."""
     listing = Listing(at_once=False)

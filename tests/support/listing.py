@@ -30,7 +30,13 @@ class Listing:
         self.acknowledged = 0
         self.heard: list[CompleteFile] = []
         self.lingered = 0
+        self.gives_up = False
+        """Its job ends, and what it has not listed never will be."""
         self._at_once = at_once
+
+    @property
+    def may_be_listed(self) -> int:
+        return self.acknowledged if self.gives_up else len(self.heard)
 
     def complete(self, file: CompleteFile) -> None:
         assert file.number == len(self.heard)

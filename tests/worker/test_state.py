@@ -352,7 +352,7 @@ def test_a_cancel_that_names_an_attempt_leaves_the_other_alone() -> None:
     cancel = CancelTasks(term=1, job="j1", attempts=[older, older.model_copy(update={"attempt": 9})])
     assert machine.tell(cancel) == [CancelTask(attempt_of(0))]
     assert machine.tell(cancel) == []
-    assert machine.tell(CancelTasks(term=1, job="j1")) == [CancelTask(attempt_of(0, number=2))]
+    assert machine.tell(CancelTasks(term=1, job="j1")) == [CancelTask(attempt_of(0, number=2), True)]
     assert AbandonTask(attempt_of(0)) in machine.tick(10.0)
 
 

@@ -108,6 +108,10 @@ class FileReports:
         """Files that are held are left to the next attempt."""
         self._paths.linger(self._none_reported, limits.FILE_LINGER_SECONDS_MAX)
 
+    @property
+    def may_be_listed(self) -> int:
+        return self._reported if self.held and self._paths.job_ends else self._complete
+
     def _none_reported(self) -> bool:
         return self.acknowledged == (self._reported if self.held else self._complete)
 
@@ -145,7 +149,10 @@ class FileReports:
             self._report_first(max(self._covered.pop(each) for each in covered), False)
 
     def _report_first(self, count: int, is_last: bool) -> None:
-        """Report those of the first ``count`` that were not; the last of them is the subtask's last."""
+        """Report those of the first ``count`` that were not; the last of them is the subtask's last. A sink
+        whose job ends removes what is held."""
+        if self.held and self._paths.job_ends:
+            return
         for file in [each for each in self._unlisted if self._reported <= each.number < count]:
             self._reported += 1
             self._report(replace(file, is_last=True) if is_last and self._reported == count else file)

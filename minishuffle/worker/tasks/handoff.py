@@ -176,7 +176,8 @@ class TaskPaths:
         self.pause = TaskPause(time.monotonic, *pause)
         self.calls = TaskCalls.private()
         """The task's current batch, for crash reports. Waits here do not count as user code."""
-        self.cancelled = False
+        self.cancelled = self.job_ends = False
+        """The task is to stop; and there will be no other attempt. The loop sets both."""
         self._cancelling = WakeFlag()
         self._closed = False
         self._inbox = inbox
@@ -334,8 +335,9 @@ class TaskPaths:
         """The thread is about to start: it writes there from now on what it has in hand."""
         self.calls = calls
 
-    def cancel(self) -> None:
+    def cancel(self, *, job_ends: bool = False) -> None:
         """Wake the task and have it stop at its next look."""
+        self.job_ends = self.job_ends or job_ends  # before the task sees that it is cancelled
         self.cancelled = True
         self._cancelling.set()
         self.bell.ring_now()

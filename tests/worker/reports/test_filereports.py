@@ -180,6 +180,7 @@ class Calls:
     def __init__(self, turn: Callable[[], None]) -> None:
         self.posted: deque[tuple[Any, ...]] = deque()
         self.bell = self
+        self.job_ends = False
         self._turn = turn
 
     def ring(self) -> None: ...
@@ -209,6 +210,22 @@ def test_a_subtask_is_complete_behind_a_snapshot_that_is_behind_its_inputs(
     reports = FileReports(paths_of(), lambda file: None, {}, held=True, is_complete=True)
     reports.restore(b"", is_end=is_end)
     assert reports.is_complete == is_end
+
+
+def test_what_is_held_when_the_job_ends_is_not_reported_any_more(
+    paths_of: Callable[..., TaskPaths],
+) -> None:
+    heard: list[CompleteFile] = []
+    paths = paths_of()
+    reports = FileReports(paths, heard.append, {}, held=True)
+    for number in range(3):
+        reports.complete(complete(number))
+        reports.snapshot(number + 1)
+    reports.safe(1)
+    assert reports.may_be_listed == 3, "another attempt may have the others listed"
+    paths.cancel(job_ends=True)
+    reports.safe(2)
+    assert len(heard) == reports.may_be_listed == 1
 
 
 def test_the_end_reports_what_is_held_and_names_the_last() -> None:
