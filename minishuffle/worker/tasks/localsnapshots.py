@@ -8,7 +8,8 @@ snapshot that covers them is the oldest that the holder has: what a next attempt
 
 Three are kept at most: the oldest, which the consumers hold back, the newest, and one between, so that the
 oldest moves on however far behind they are. Number 0 is what the attempt began with: the beginning of the
-job, or the snapshot of the attempt before.
+job, or the snapshot of the attempt before. At the beginning of the job one is taken at once, which says when
+that was: a source with a pace catches up on what has passed since.
 
 (Uncoordinated checkpoints with a log at the sender: Elnozahy et al., "A Survey of Rollback-Recovery Protocols
 in Message-Passing Systems", 2002. Flink has coordinated ones alone.)
@@ -81,7 +82,7 @@ class LocalSnapshots:
         self._has_holder = is_held
         self._oldest_held = self._announced = _BEGUN
         """The oldest snapshot at the holder, and the one whose rows were announced as stable."""
-        self._looked_at, self._cost = now, 0.0
+        self._looked_at, self._cost = now if begun != TaskStateSnapshot() else -math.inf, 0.0
         self._hurries = False
 
     @property

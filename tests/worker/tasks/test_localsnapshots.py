@@ -51,6 +51,16 @@ def test_the_next_is_due_behind_the_interval_or_later_where_taking_one_is_long()
     assert machine.due() == pytest.approx(3.5 + 5.0), "a tenth of the time"
 
 
+def test_at_the_beginning_of_the_job_one_is_taken_at_once() -> None:
+    options = {"interval": 1.0, "cost_max": 0.1, "now": 5.0, "begun_at": 5.0}
+    machine = LocalSnapshots(TaskStateSnapshot(), **options)
+    assert machine.due() < 5.0
+    take(machine, counted(), 5.0, 5.01)
+    machine.hold(1, [0, 1])
+    assert machine.due() == 6.01
+    assert machine.advance({EDGE: [0]}), "nothing was written, and any consumer is served"
+
+
 def test_its_age_is_that_of_what_a_next_attempt_begins_with() -> None:
     machine = snapshots(now=5.0, begun_at=3.0)
     assert machine.covered_at == 3.0
