@@ -402,6 +402,7 @@ class Attempt:
             unread_bytes=None,
             disk=services.disk,
             fenced=fenced,
+            lost=self._lose_retained,
             on_stable=on_stable,
         )
 
@@ -436,7 +437,7 @@ class Attempt:
             disk=services.disk,
             closed=output.closed,
             full=partial(self.note_limit, "queue"),
-            lost=partial(services.partition_lost, self.id),
+            lost=self._lose_retained,
             on_stable=(lambda: None) if self.task.snapshots is None else self.task.snapshots.consumed,
             replayed=partial(self._replayed, output.operator),
         )
@@ -444,6 +445,12 @@ class Attempt:
             for each in partition.subpartitions:
                 each.lose()  # Consumers that have read an earlier attempt to its end never come.
         return partition
+
+    def _lose_retained(self, error: PartitionLost) -> None:
+        """(Loop.) What it retains cannot be read: the task fails, also if it has finished."""
+        if self.task.snapshots is not None:
+            self.task.snapshots.lose(error)
+        self._services.partition_lost(self.id, error)
 
     def _replayed(self, operator: int, index: int, attempt: int) -> None:
         """(Loop.) An attempt of a consumer was sent all that was retained for it when it began to read."""

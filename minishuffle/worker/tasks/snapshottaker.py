@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from minishuffle.errors import UnserializableRecord, WrongResult
+from minishuffle.errors import PartitionLost, UnserializableRecord, WrongResult
 from minishuffle.exchange.elementstore import ElementStore
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
@@ -104,6 +104,8 @@ class SnapshotTaker:
         self._is_read = self._is_wanted = False
         """Consumers have said something, and somebody wants a snapshot: the loop sets these, and the thread
         clears them before it looks."""
+        self._error: PartitionLost | None = None
+        """Why what the task retains cannot be read; the loop sets it."""
         self._last = _Seen()
         """The last one, for whoever reads the counters; the thread sets it."""
 
@@ -142,6 +144,7 @@ class SnapshotTaker:
         seconds the next one is.
 
         Raises:
+            PartitionLost: what the task retains, for consumers or its holder, cannot be read.
             WrongResult: what an operator holds cannot be written down.
             TaskCancelled: while calls of an operator end.
         """
@@ -166,7 +169,7 @@ class SnapshotTaker:
         return self._has_heard() or (not self._is_deferred and self._machine.due() <= self._clock())
 
     def _has_heard(self) -> bool:
-        return bool(self._said) or self._is_read or self._is_wanted
+        return bool(self._said) or self._is_read or self._is_wanted or self._error is not None
 
     def secure(self, chain: Chain, positions: Callable[[], Sequence[SplitPosition]]) -> None:
         """Take a snapshot, and wait until no next attempt begins before it: a sink is about to have listed
@@ -187,6 +190,8 @@ class SnapshotTaker:
                 self._paths.wait_until(self._has_heard)
 
     def _hear(self) -> None:
+        if self._error is not None:
+            raise self._error
         machine, self._is_read = self._machine, False
         while self._said:
             number, kept = self._said.popleft()
@@ -299,6 +304,11 @@ class SnapshotTaker:
         for gate, taken in zip(self._gates, rows, strict=False) if freed and last == number else ():
             gate.make_stable(taken)
         self._parts.leases.cut_complete(number, kept, freed=freed)
+
+    def lose(self, error: PartitionLost) -> None:
+        """Have the task fail, since what it retains cannot be read: its next attempt makes that again."""
+        self._error = error
+        self._paths.bell.ring()
 
     def ask(self) -> None:
         """A snapshot would free what producers retain."""

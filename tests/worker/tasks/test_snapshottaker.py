@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.errors import PeerLost, WrongResult
+from minishuffle.errors import PartitionLost, PeerLost, WrongResult
 from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
+from minishuffle.exchange.retained import RetainedPartition
 from minishuffle.ids import AttemptId, holder_operator, snapshot_edge, state_edge
 from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.messages import HolderSpec, TaskSpec
@@ -40,6 +41,16 @@ class Numbers:
     def read(self, split: int, offset: int) -> Iterator[Any]:
         for begin in range(offset, ROWS, 50):
             yield list(range(begin, min(ROWS, begin + 50)))
+
+
+class Repeating(Numbers):
+    """The same again and again."""
+
+    bounded = False
+
+    def read(self, split: int, offset: int) -> Iterator[Any]:
+        while True:
+            yield from super().read(split, 0)
 
 
 class Recovery:
@@ -241,6 +252,23 @@ async def test_snapshots_free_what_fills_the_bound_of_a_worker(site_of: type[Sit
     recovery.close()
     assert dict(site.rows) == Counter(row % KEYS for row in [*range(ROWS), *range(ROWS)])
     await site.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_task_fails_whose_retained_rows_or_snapshots_cannot_be_read(site: Site, stream: bool) -> None:
+    """Else its consumers, or its holder, would wait for them for good."""
+    numbers = Stream.source(Repeating()).key_by(lambda row: row % KEYS)
+    recovery = Recovery(site, numbers.count().rebalance().collect())
+    await site.until(lambda: recovery.read(1, 0) > 1_000)
+    count = site.deployment.attempts[attempt(1, 0)]
+    (partition,) = count.partitions.values()
+    assert isinstance(partition, RetainedPartition) and count.task.snapshots is not None
+    (count.task.snapshots.writer.partition if stream else partition).lose(PartitionLost("the disk is gone"))
+    await site.until(lambda: attempt(1, 0) in site.outcomes)
+    outcome = site.outcomes[attempt(1, 0)]
+    assert outcome.state == "failed" and outcome.error is not None
+    assert "the disk is gone" in outcome.error.text
+    recovery.close()
 
 
 async def test_state_that_cannot_be_written_down_ends_the_job_in_words(site: Site) -> None:
