@@ -225,6 +225,11 @@ class Holders:
         holder = self._of.get(key)
         return 0 if holder is None else holder.worker
 
+    def workers_of(self, key: TaskKey) -> set[int]:
+        """The workers that have snapshots of a task, or are to have them."""
+        holder = self._of.get(key)
+        return set() if holder is None else {holder.worker, holder.former_worker} - {0}
+
     def for_first(self, key: TaskKey, resumption: Resumption) -> Resumption:
         """The resumption of a task's first attempt, with where its snapshots go."""
         holder = self._of.get(key)

@@ -365,6 +365,11 @@ class Job:
         """The workers that have slots of it, or had some and may keep partitions, or hold snapshots."""
         return self.slots.workers() | self.holders.workers()
 
+    def holders_of(self, slot: int) -> set[int]:
+        """The workers with snapshots of the tasks of a slot."""
+        here = [key for key in self.subtasks if self.slot_of(key) == slot]
+        return {worker for key in here for worker in self.holders.workers_of(key)}
+
     def stayed(self) -> dict[TaskKey, int]:
         """The workers of subtasks that finished before their slot moved or became vacant."""
         slots = self.slots

@@ -8,6 +8,10 @@ for a worker without slots of other jobs, as long as one may become free, but at
 so, and its timeout does not run. The suspicion ends when an attempt gets beyond the place of the death, when
 the job ends, or when no worker has died for twice ``slot_timeout``.
 
+A job that loses nothing would go back to a durable snapshot if a task were lost together with the worker that
+has its snapshots. There the slot of a suspect waits for a worker without any other slot, its own job's
+included, and without snapshots of its tasks.
+
 At most one worker is isolated. It belongs to the job with the most deaths; if several have equally many, to
 the job whose attempts got least far. No worker is isolated if no other would be left for the other jobs.
 """
@@ -111,12 +115,19 @@ class Isolation:
             return NONE_CLOSED
         if suspicion.job is not job:
             return self.closed_to_new(alive)
-        if not self._has_others or slot not in suspicion.slots or (job.id, slot) in self._relented:
+        if slot not in suspicion.slots or (job.id, slot) in self._relented:
             return NONE_CLOSED
-        own, at = job.slots.held(), suspicion.worker
-        at = at if any(each.worker == at for each in alive) else 0  # It is to leave.
-        free = [each.worker for each in alive if held.slots[each.worker] <= own[each.worker]]
-        wanted = [at] if at else free if len(alive) > 1 else []
+        own = job.slots.held()
+        if job.graph.settings.is_guaranteed:
+            holders = job.holders_of(slot)
+            wanted = [n for n in (each.worker for each in alive) if not held.slots[n] and n not in holders]
+        elif self._has_others:
+            at = suspicion.worker
+            at = at if any(each.worker == at for each in alive) else 0  # It is to leave.
+            free = [each.worker for each in alive if held.slots[each.worker] <= own[each.worker]]
+            wanted = [at] if at else free if len(alive) > 1 else []
+        else:
+            return NONE_CLOSED
         if not wanted and not any(each.state == "lost" for each in workers):
             return NONE_CLOSED  # No other will come.
         text = f"is not for a task inside which {suspicion.slots[slot].count} workers in a row died"

@@ -314,3 +314,24 @@ def test_a_suspect_moves_off_a_worker_that_is_to_leave(
         )
         cluster.heartbeat(leaving, tasks=[report])
     assert leaving.got(CancelTasks)
+
+
+def test_a_suspect_of_a_job_that_loses_nothing_is_alone_and_not_with_its_own_snapshots(
+    cluster: FakeCluster, make_graph: MakeGraph
+) -> None:
+    workers = [add(cluster) for _ in range(3)]
+    graph = make_graph(2, 2, restart_strategy="individual", guarantee="at_least_once")
+    job = cluster.submit(graph)
+    cluster.report_all(job, "running")
+    kill(cluster, job, 0)
+    cluster.report_all(job, "running", attempt=2)
+    lost = kill(cluster, job, 0)
+    assert places(cluster, job)[0] == 0, "the worker that is left has the other slot, or the snapshots"
+    (new,) = replace(cluster, lost)
+    assert (
+        places(cluster, job)[0]
+        == new.worker
+        not in {task.holder for task in cluster.show(job).tasks if task.index == 0}
+    )
+    assert [event.worker for event in events(cluster, job, "worker isolated")] == [new.worker]
+    assert len(workers) == 3
