@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from minishuffle.connectors.sinks import Sink as Sink
     from minishuffle.errors import AuthenticationError as AuthenticationError
     from minishuffle.errors import CannotWrite as CannotWrite
+    from minishuffle.errors import FatalRecord as FatalRecord
     from minishuffle.errors import InvalidGraph as InvalidGraph
     from minishuffle.errors import LateRecord as LateRecord
     from minishuffle.errors import LocalProtocolError as LocalProtocolError
@@ -108,6 +109,7 @@ _MODULE_OF: Final = {
     "ResourceExhausted": "minishuffle.errors",
     "RowsLost": "minishuffle.errors",
     "ShuffleError": "minishuffle.errors",
+    "FatalRecord": "minishuffle.errors",
     "StateLost": "minishuffle.errors",
     "StorageUnavailable": "minishuffle.errors",
     "Superseded": "minishuffle.errors",

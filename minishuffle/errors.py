@@ -28,6 +28,7 @@
     +-- ResourceExhausted           slots, buffers, disk or a limit ran out
     +-- TaskFailed                  the user's function raised, or its process died
     +-- TaskCancelled               a task was cancelled
+    +-- FatalRecord                 a record ended the process of each attempt that took it: no restart
     +-- RowsLost                    a job ended, but without some of its rows
 
 Errors cross the wire as code and text, never as a pickle. To users a code is the class's ``number``, such as
@@ -46,6 +47,7 @@ from typing import Any, ClassVar, Final
 __all__ = [
     "AuthenticationError",
     "CannotWrite",
+    "FatalRecord",
     "InvalidGraph",
     "LateRecord",
     "LocalProtocolError",
@@ -292,6 +294,14 @@ class TaskCancelled(ShuffleError):
     """A task was cancelled; not a failure."""
 
     code = 61
+
+
+class FatalRecord(ShuffleError):
+    """A record of a job that loses nothing ended the process of each attempt that took it: the job fails, or
+    leaves the record out by ``on_error``."""
+
+    code = 63
+    final = True
 
 
 class RowsLost(ShuffleError):

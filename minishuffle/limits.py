@@ -137,6 +137,8 @@ NETWORK_MEMORY_BYTES_DEFAULT: Final = 64 * MIB
 RESTART_FAILURES_MAX_DEFAULT: Final = 10
 RESTART_FAILURES_MAX: Final = 1_000_000
 RESTART_MISTAKES_MAX_DEFAULT: Final = 3
+POISON_ROWS_MAX: Final = 100
+"""Rows that end their process and are left out, of one subtask."""
 RESTART_FAILURE_WINDOW_SECONDS: Final = 300.0
 """Older failures of a subtask do not count against its job."""
 END_REPORT_SECONDS: Final = 2.0

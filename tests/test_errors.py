@@ -58,6 +58,7 @@ NUMBERS = {
     "TaskFailed": "MS-160",
     "TaskCancelled": "MS-161",
     "RowsLost": "MS-162",
+    "FatalRecord": "MS-163",
 }
 """By class. Users look them up and programs compare them: none ever changes, or becomes another class's."""
 
@@ -116,6 +117,7 @@ def test_what_no_other_attempt_can_change_is_final() -> None:
         errors.LateRecord,
         errors.WrongResult,
         errors.UnreadableSnapshot,
+        errors.FatalRecord,
     }
 
 

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any, Final, Protocol
 
 from minishuffle.counters import OperatorCounters, TaskCounters
-from minishuffle.errors import UnserializableRecord, described
+from minishuffle.errors import FatalRecord, UnserializableRecord, described
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import Part
 from minishuffle.exchange.hotkeys import HotKeys
@@ -29,7 +29,7 @@ from minishuffle.operators.base import (
     TaskContext,
     Watermark,
 )
-from minishuffle.operators.chained import ChainedOperator, dropper_of
+from minishuffle.operators.chained import ChainedOperator, ForgivingOperator, dropper_of, preview
 from minishuffle.operators.row_copies import own_rows
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
 from minishuffle.wire.packed import SplitPosition
@@ -152,6 +152,8 @@ class Chain:
         partitions: by edge.
         index: of the subtask.
         kept: numbers of the inputs that the next attempt gets all of again.
+        go_in: called with the place of each operator that takes rows or a mark, and with that of the one that
+            goes on behind it, which it gave; None: nobody wants to know.
     """
 
     def __init__(
@@ -161,8 +163,10 @@ class Chain:
         index: int,
         totals: TaskCounters,
         kept: Collection[int] = (),
+        *,
+        go_in: Callable[[int], int] | None = None,
     ) -> None:
-        self.operators = program.operators
+        self.operators, self._go_in = program.operators, go_in
         self._index = index
         self._source_shares = program.source is not None and getattr(program.source, "shares", True)
         side = program.operators[0].first_input if program.operators else None
@@ -240,7 +244,7 @@ class Chain:
             else:
                 operator.on_mark(item, input, following)
 
-        return take
+        return take if self._go_in is None else _noted(take, number, self._go_in)
 
     def _before(self, number: int) -> OperatorCounters:
         """The counters of the operator in front of that one."""
@@ -253,6 +257,23 @@ class Chain:
     def rows_kept(self) -> int:
         """Rows of state that stand for rows of which nothing was emitted yet."""
         return sum([operator.state_rows() for operator in self._keeping])
+
+    def leave_out(self, place: int, why: str, row: Batch) -> None:
+        """Deal with a row of the input that ends its process, as the operator at that place in the chain
+        deals with records for which its function raises.
+
+        Raises:
+            FatalRecord: that operator has no ``on_error``, or it says that the task fails.
+        """
+        operator = self.operators[place]
+        (record,) = row.payload if isinstance(row.payload, list) else row.payload.to_pylist()
+        if isinstance(operator, ForgivingOperator) and operator.on_error != "fail":
+            operator.drop(FatalRecord(f"the function {why}"), record, row.times)
+            return
+        raise FatalRecord(
+            f"the function of {operator.name!r} {why}: correct it, or where its step has on_error, leave "
+            f"such records out with 'dead_letter': record {preview(record)}"
+        )
 
     # --- state -----------------------------------------------------------------------------------
 
@@ -343,6 +364,15 @@ class Chain:
         for operator, following in zip(self.operators, self._stages[1:], strict=True):
             check()
             operator.finish(following)
+
+
+def _noted(take: Emit, place: int, go_in: Callable[[int], int]) -> Emit:
+    def take_noted(item: Batch | Mark) -> None:
+        before = go_in(place)
+        take(item)
+        go_in(before)
+
+    return take_noted
 
 
 def _overriding(method: str, operators: Iterable[Operator]) -> list[Operator]:

@@ -36,6 +36,8 @@ class TaskStateSnapshot:
     """Rows that it has collected for the client of the job."""
     at: float = 0.0
     """When it was taken, by the cluster's clock."""
+    left_out: Sequence[int] = ()
+    """Poison rows that it has left out, by their place in the search for them."""
     pending: bytes = b""
     """What its sink reports once the snapshot is safe."""
 

@@ -298,6 +298,32 @@ class Restoration(ControlMessage):
     """Ids of operators that begin without state, although the savepoint has some."""
 
 
+class PoisonRow(ControlMessage):
+    """An input row that has ended the process of each attempt that took it."""
+
+    row: int
+    """Its hash."""
+    place: int
+    """The place in the chain of the operator whose function took it."""
+    reach: int
+    """It comes among so many first rows of an attempt."""
+    why: str
+    """How these processes ended."""
+
+
+class PoisonSearch(ControlMessage):
+    """The search of an attempt for rows that have ended the processes of earlier ones."""
+
+    row: int = 0
+    """The hash of the first row that the last attempt had in hand; 0: it is not known."""
+    rows: int = 0
+    """Rows that it had in hand; 0: there is nothing to look for but rows that are found."""
+    reach: int
+    """The search ends after so many rows."""
+    found: list[PoisonRow] = Field(default_factory=list)
+    """Rows to leave out, once each. A snapshot names by their place here those that were left out before."""
+
+
 class TaskSpec(ControlMessage):
     operator: int
     name: str
@@ -348,6 +374,8 @@ class TaskSpec(ControlMessage):
     """Where its first attempt takes its state from; None: it begins without any."""
     has_ended: bool = False
     """It had ended before the savepoint that its job goes on from: it gives its consumers the end."""
+    poison: PoisonSearch | None = None
+    """Which rows have ended the processes of earlier attempts; None: none may have."""
 
 
 class HolderSpec(TaskAttempt):

@@ -139,6 +139,10 @@ class UserCall(ControlMessage):
     """Input rows that it had processed."""
     rows: int
     """Input rows that it was processing."""
+    row: int = 0
+    """The hash of the first of these, if it looked for one that ends its process; 0: it is not known."""
+    place: int = 0
+    """The place in the chain of the operator that it was in, if it looked for such a row."""
 
 
 # --- client -> coordinator (requests) -------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -134,3 +136,51 @@ def test_a_function_that_ends_its_process_fails_its_job_and_no_other(
     missing = rows - len(result.rows)
     dropped = sum(info.rows_dropped.values())
     assert dropped <= missing <= dropped + info.rows_in_flight, "the books balance"
+
+
+class KillerRow:
+    """Ends its process at one row."""
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+
+    def __call__(self, row: int) -> int:
+        if row == self.row:
+            os._exit(3)
+        return row
+
+
+class Numbers:
+    """Rows in order, in one split."""
+
+    rate = 2_000
+    rows = 3_000
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[list[int]]:
+        for begin in range(offset, self.rows, 50):
+            yield list(range(begin, begin + 50))
+
+
+def test_a_row_that_ends_its_process_is_a_dead_letter_where_nothing_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replacements, "BACKOFF", Backoff(0.0, 0.0))
+    failures_max, bad = 2, 1_234
+    rows = Stream.source(Numbers()).map(KillerRow(bad), on_error="dead_letter")
+    settings = JobSettings(
+        guarantee="at_least_once", snapshot_interval=0.1, restart_failures_max=failures_max
+    )
+    with LocalCluster(workers=2, slots=1) as cluster:
+        job = cluster.submit(rows.collect(), name="poison", parallelism=1, settings=settings)
+        result = job.wait(timeout=120)
+        letters = [line for line in job.logs() if "dead letter" in line]
+        deaths, info = found(job, "death counted"), job.info()
+    assert set(result.rows) == {*range(Numbers.rows)} - {bad}
+    assert len(result.rows) == Numbers.rows - 1 + info.rows_again
+    assert letters and all(letter.endswith(f"record {bad}") for letter in letters)
+    assert "FatalRecord: the function took this record each of" in letters[0]
+    in_hand = max(int(re.findall(r"with ([\d,]+) rows", each.text)[0].replace(",", "")) for each in deaths)
+    assert failures_max <= len(deaths) <= failures_max + math.ceil(math.log2(in_hand)) + 2

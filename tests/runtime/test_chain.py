@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from minishuffle.counters import TaskCounters
+from minishuffle.errors import FatalRecord
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
 from minishuffle.exchange.pipelined import PipelinedPartition
@@ -26,9 +28,10 @@ from minishuffle.operators.base import (
     Program,
     Side,
     SplitMark,
+    TaskContext,
     Watermark,
 )
-from minishuffle.operators.chained import ChainedOperator
+from minishuffle.operators.chained import ChainedOperator, ForgivingOperator
 from minishuffle.operators.state_parts import StatePart
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
@@ -303,3 +306,49 @@ def test_what_all_subtasks_have_alike_is_in_the_snapshot_of_each_and_once_in_tha
         chain.entrance(0)(Batch([3]))
         assert [*chain.snapshot().parts] == ["copied", "sum"]
         assert [*chain.snapshot(of_all=True).parts] == of_all
+
+
+def test_the_operator_that_has_rows_is_noted() -> None:
+    noted = [-1]
+
+    def go_in(place: int) -> int:
+        before, noted[0] = noted[0], place
+        return before
+
+    class Looking(Noting):
+        def process(self, batch: Batch, input: int, emit: Emit) -> None:
+            self.seen.append((self.name, noted[0]))
+            emit(batch)
+            self.seen.append((self.name, noted[0]))
+
+    seen: list[Any] = []
+    program = Program(None, [Looking("a", seen), Looking("b", seen)], [])
+    chain = Chain(program, {}, 0, TaskCounters(), go_in=go_in)
+    chain.entrance(0)(Batch([1]))
+    assert seen == [("a", 0), ("b", 1), ("b", 1), ("a", 0)] and noted == [-1]
+
+
+@pytest.mark.parametrize("payload", [[3], pa.record_batch({"n": [3]})])
+def test_a_row_that_ends_its_process_is_dropped_as_its_operator_drops_others(payload: Any) -> None:
+    class Forgiving(ForgivingOperator):
+        name = "forgiving"
+
+        def process(self, batch: Batch, input: int, emit: Emit) -> None:
+            raise AssertionError
+
+    shown = "3" if isinstance(payload, list) else "{'n': 3}"
+    for on_error, dropped in [("skip", 1), ("dead_letter", 1)]:
+        lines: list[str] = []
+        counters = TaskCounters()
+        operator = Forgiving(on_error)
+        operator.open(TaskContext("j1", "t", 0, 1, 1, counters, log=lines.append))
+        Chain(Program(None, [Noting("a", []), operator], []), {}, 0, counters).leave_out(
+            1, "took it", Batch(payload)
+        )
+        assert counters.user_errors == {on_error: dropped}
+        letter = f"dead letter: forgiving: FatalRecord: the function took it: record {shown}"
+        assert lines == ([letter] if on_error == "dead_letter" else [])
+    chain = Chain(Program(None, [Noting("a", []), Forgiving("fail")], []), {}, 0, TaskCounters())
+    for place, name in [(0, "a"), (1, "forgiving")]:
+        with pytest.raises(FatalRecord, match=rf"the function of '{name}' took it: .*record {shown}"):
+            chain.leave_out(place, "took it", Batch(payload))

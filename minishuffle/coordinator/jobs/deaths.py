@@ -25,6 +25,18 @@ rows.) All deaths of a subtask are cleared when an attempt gets beyond the posit
 rows in hand at that time, or still makes progress ``SETTLED_SECONDS`` after its first row. So a function is
 found that ends its process at its first row, at its thousandth, or after a minute for lack of memory. A
 subtask that merely runs in the same process gets beyond its position and is cleared.
+
+**Poison.** In a job that loses nothing the next attempt gets the same rows, so that a row which ends its
+process would end the job. There each attempt after a counted death looks for that row
+(:mod:`~minishuffle.worker.tasks.poisonrows`): from the row on that the last one had first in hand, it takes
+few rows at a time, so that each death leaves fewer rows. At the limit the job goes on if it is known which
+row it is: the next attempt leaves that out, as ``on_error`` of the operator says that had it. Else there may
+be some further deaths before the job fails::
+
+    deaths ≤ restart_failures_max + log2(rows in hand) + 2
+
+Since rows may come from several channels in another order, and each attempt begins where a snapshot is, the
+place of a death is wider there: ``reach`` instead of ``needed``.
 """
 
 from __future__ import annotations
@@ -36,7 +48,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
 from minishuffle.coordinator.journal.codec import Record
 from minishuffle.errors import ResourceExhausted
-from minishuffle.wire.messages import ErrorInfo, TaskReport
+from minishuffle.limits import POISON_ROWS_MAX
+from minishuffle.wire.messages import ErrorInfo, PoisonRow, PoisonSearch, TaskReport
 from minishuffle.wire.requests import UserCall, WorkerEnded
 
 __all__ = [
@@ -70,6 +83,10 @@ COUNTS: Final[Mapping[EndKind, Literal["yes", "no", "if stalled"]]] = {
 }
 STRATEGIES: Final = ("none", "individual", "region", "full")
 """Restart strategies, from the narrowest to the widest."""
+REACH_ROWS: Final = 100_000
+"""Rows of other channels that may come before the place of a death."""
+REPLAY_SECONDS_MAX: Final = 60.0
+"""An attempt may take so long at most for the rows that the last one had before it died."""
 ESCALATION: Final = ((1 / 3, "region"), (2 / 3, "full"))
 """Pairs (share, strategy): if more than this share of ``restart_failures_max`` attempts in a row have died in
 the same step of a recovery, the strategy is widened, since the cause may be state that other subtasks
@@ -156,11 +173,29 @@ class TaskDeaths(Record):
     first batch."""
     stuck: int = 0
     """Number of attempts in a row that died in this step."""
+    lived: float = 0.0
+    """Seconds from its first progress to its death, as far as heartbeats tell."""
+    row: int = 0
+    """The hash of the first row in hand; 0: it is not known."""
+    place: int = 0
+    """The place in the chain of the operator that had it."""
+    rows_max: int = 0
+    """The most rows that one of these attempts had in hand."""
 
     @property
     def needed(self) -> int:
         """The position at which an attempt clears the subtask."""
         return self.position + max(1, self.rows)
+
+    @property
+    def reach(self) -> int:
+        """The place of the death is among so many first rows of each attempt that loses none."""
+        return 2 * self.needed + REACH_ROWS
+
+    @property
+    def is_found(self) -> bool:
+        """Whether one row was in hand, and it is known which."""
+        return self.rows == 1 and self.row > 0
 
     def __str__(self) -> str:
         rows = f"with {self.rows:,} rows in hand behind" if self.rows else "before the next row behind"
@@ -188,14 +223,17 @@ class Deaths:
     Args:
         failures_max: deaths of one subtask that end the job.
         at: when the job began.
+        searches: it loses nothing: see *Poison*.
     """
 
-    def __init__(self, failures_max: int, at: float) -> None:
-        self._failures_max = failures_max
+    def __init__(self, failures_max: int, at: float, *, searches: bool = False) -> None:
+        self._failures_max, self._searches = failures_max, searches
         self._began_at = at
         """The time from which on a subtask without any report counts as stalled."""
         self._counted: dict[TaskKey, TaskDeaths] = {}
         self._lives: dict[TaskKey, _Life] = {}
+        self._poison: dict[TaskKey, tuple[PoisonRow, ...]] = {}
+        """Rows that are left out, in the order in which they were found."""
 
     def of(self, key: TaskKey) -> TaskDeaths | None:
         """The deaths that count against a subtask; None: none do."""
@@ -225,8 +263,9 @@ class Deaths:
         deaths = self._counted.get(key)
         if deaths is None or attempt <= deaths.attempt:
             return False
-        settled = moves and at >= life.began_at + SETTLED_SECONDS
-        if settled or report.position >= deaths.needed:
+        replay = min(2 * deaths.lived, REPLAY_SECONDS_MAX) if self._searches else 0.0
+        settled = moves and at >= life.began_at + SETTLED_SECONDS + replay
+        if settled or report.position >= self._place(deaths):
             del self._counted[key]
             return True
         return False
@@ -245,12 +284,25 @@ class Deaths:
         before = self._counted.get(key)
         if before is not None and call.attempt <= before.attempt:
             return None
+        step = "" if self._searches and call.rows else step  # other subtasks are not the cause
+        life = self._lives.get(key)
         deaths = TaskDeaths(
-            call.attempt, call.position, call.rows, how, at, step=step, stuck=1 if step else 0
+            call.attempt,
+            call.position,
+            call.rows,
+            how,
+            at,
+            step=step,
+            stuck=1 if step else 0,
+            lived=at - life.began_at if life and life.attempt == call.attempt and life.began_at else 0.0,
+            row=call.row,
+            place=call.place,
+            rows_max=call.rows,
         )
-        if before is not None and call.position < before.needed:
+        if before is not None and call.position < self._place(before):
             deaths.count = before.count + 1
             deaths.stuck += before.stuck if step == before.step else 0
+            deaths.rows_max = max(before.rows_max, call.rows)
         self._counted[key] = deaths
         return deaths
 
@@ -273,9 +325,10 @@ class Deaths:
         wider = [each for part, each in ESCALATION if stuck > part * self._failures_max]
         return max([own, *wider], key=STRATEGIES.index)
 
-    def too_many(self, deaths: TaskDeaths) -> bool:
-        """Whether the deaths reach the limit that ends the job."""
-        return deaths.count >= self._failures_max
+    def too_many(self, key: TaskKey) -> bool:
+        """Whether the deaths of a subtask reach the limit that ends the job."""
+        deaths = self._counted[key]
+        return deaths.count >= self._failures_max + self._further(key, deaths)
 
     def limit_reached(self, task: str, deaths: TaskDeaths) -> ErrorInfo:
         """Why the job ends; ``task`` is the name of the subtask."""
@@ -285,6 +338,49 @@ class Deaths:
             "workers more memory if it takes that much, or allow more with --set restart_failures_max=N"
         )
         return ErrorInfo(code=ResourceExhausted.code, text=text, task=task)
+
+    # --- poison ----------------------------------------------------------------------------------
+
+    def _place(self, deaths: TaskDeaths) -> int:
+        return deaths.reach if self._searches else deaths.needed
+
+    def _may_find(self, key: TaskKey) -> bool:
+        return self._searches and len(self._poison.get(key, ())) < POISON_ROWS_MAX
+
+    def _further(self, key: TaskKey, deaths: TaskDeaths) -> int:
+        """Deaths beyond the limit in which the search may find its row."""
+        if not (deaths.rows and self._may_find(key)):
+            return 0
+        if not deaths.row:  # The attempt may have begun before its predecessor's death was counted.
+            return 1
+        return (deaths.rows_max - 1).bit_length() + 2
+
+    def find_row(self, key: TaskKey) -> TaskDeaths | None:
+        """Whether the limit is reached, and which row has brought the deaths about is known. Then it is to be
+        left out, and the subtask is cleared of these deaths, which are returned."""
+        deaths = self._counted[key]
+        if deaths.count < self._failures_max or not (deaths.is_found and self._may_find(key)):
+            return None
+        row = PoisonRow(
+            row=deaths.row,
+            place=deaths.place,
+            reach=deaths.reach,
+            why=f"took this record each of the {deaths.count} times that its worker died; "
+            f"the last time {deaths.how}",
+        )
+        self._poison[key] = (*self._poison.get(key, ()), row)
+        return self._counted.pop(key)
+
+    def search(self, key: TaskKey) -> PoisonSearch | None:
+        """The search of the next attempt of a subtask; None: it looks for nothing."""
+        deaths, found = self._counted.get(key), self._poison.get(key, ())
+        if not self._searches or (deaths is None and not found):
+            return None
+        reach = max((each.reach for each in found), default=0)
+        if deaths is None:
+            return PoisonSearch(reach=reach, found=list(found))
+        reach = max(reach, deaths.reach)
+        return PoisonSearch(row=deaths.row, rows=deaths.rows, reach=reach, found=list(found))
 
     # --- the journal -----------------------------------------------------------------------------
 
@@ -296,7 +392,13 @@ class Deaths:
         """For the journal: the deaths that count against a subtask."""
         return self._counted.get(key)
 
-    def recall(self, key: TaskKey, record: TaskDeaths | None) -> None:
-        """Restore from the result of :meth:`record`."""
+    def poison_record(self, key: TaskKey) -> tuple[PoisonRow, ...]:
+        """For the journal: the rows that a subtask leaves out."""
+        return self._poison.get(key, ())
+
+    def recall(self, key: TaskKey, record: TaskDeaths | None, poison: tuple[PoisonRow, ...]) -> None:
+        """Restore from the results of :meth:`record` and :meth:`poison_record`."""
         if record is not None:
             self._counted[key] = record
+        if poison:
+            self._poison[key] = poison

@@ -100,6 +100,7 @@ from minishuffle.snapshots.storage import place_below
 from minishuffle.wire.messages import (
     DeployTasks,
     ErrorInfo,
+    PoisonRow,
     RecoverySteps,
     Standing,
     TaskAttempt,
@@ -180,6 +181,7 @@ class TaskRecord(Record):
     """Time of detection of the failure from which it recovers."""
     failures: FailuresRecord | None
     deaths: TaskDeaths | None = None
+    poison: tuple[PoisonRow, ...] = ()
     ends: EndsRecord = ()
     holder: Holder | None = None
 
@@ -228,9 +230,8 @@ class Job:
         self.timers = RestartTimers(self.subtasks)
         given = graph.settings
         self._failures = JobFailures(given.restart_failures_max, given.restart_mistakes_max, random)
-        self.deaths = Deaths(graph.settings.restart_failures_max, at)
-        self.recoveries = Recoveries(guaranteed=graph.settings.is_guaranteed)
-        self.links = JobLinks(self.history)
+        self.deaths = Deaths(given.restart_failures_max, at, searches=given.is_guaranteed)
+        self.recoveries, self.links = Recoveries(guaranteed=given.is_guaranteed), JobLinks(self.history)
         self.pause, self.move, self.savepoint = JobPause(), JobMove(), JobSavepoint()
         self.origin, self.fallback = BEGINNING, JobFallback()
         self.cut, self.cuts = JobSavepoint(), JobCuts()
@@ -296,6 +297,7 @@ class Job:
             recovery=self.recoveries.record(key),
             failures=self._failures.record(key),
             deaths=self.deaths.record(key),
+            poison=self.deaths.poison_record(key),
             ends=self.ends.record(key),
             holder=self.holders.record(key),
         )
@@ -337,7 +339,7 @@ class Job:
         self.ends.recall(key, record.ends, record.task.round)
         self.holders.recall(key, record.holder)
         self.recoveries.recall(key, record.recovery)
-        self.deaths.recall(key, record.deaths)
+        self.deaths.recall(key, record.deaths, record.poison)
         self.timers.recall(key, record.due)
         self._failures.recall(key, record.failures)
 
@@ -710,7 +712,11 @@ class Job:
                 attempt=call.attempt,
                 worker=worker,
             )
-            if self._restarts and self.deaths.too_many(deaths):
+            if (found := self.deaths.find_row(task.key)) is not None:
+                text = f"{task}: one row ended its worker {found.count} times: the next attempt leaves it out"
+                self._note(task, "row found", at, f"{text}, or fails with it, as on_error says")
+                self._widen(at)
+            elif self._restarts and self.deaths.too_many(task.key):
                 self.fail(self.deaths.limit_reached(str(task), deaths), at, verdict=True)
             elif self._widen(at) and task.state == "restarting":
                 self.cancellations.restart_with([task.key])
@@ -1459,7 +1465,7 @@ class Job:
         running_at = self.pause.since if self.pause.phase == "paused" else at
         resumption = task.begun_again(self.progress.next_attempt(task, running_at))
         resumption = self.moved_state.for_next(task, resumption, at)
-        resumption = self.holders.for_next(key, resumption)
+        resumption = self.holders.for_next(key, resumption)._replace(poison=self.deaths.search(key))
         in_place = task.on_worker and task.worker == worker
         where = "in its slot" if in_place else f"in place of worker {task.worker}"
         self.subtasks.begin_next(task, worker, self.ends.round, resumption)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from minishuffle.coordinator.journal.codec import Record
-from minishuffle.wire.messages import Restoration
+from minishuffle.wire.messages import PoisonSearch, Restoration
 from minishuffle.wire.packed import PositionTable, SplitPosition, pack_positions, unpack_positions
 
 __all__ = ["Resumption", "SourceProgress"]
@@ -31,6 +31,7 @@ class Resumption(NamedTuple):
     holder: int = 0
     restoration: Restoration | None = None
     has_ended: bool = False
+    poison: PoisonSearch | None = None
 
     @property
     def keeps_state(self) -> bool:

@@ -170,16 +170,15 @@ class Attempt:
     def __init__(self, services: WorkerServices, message: DeployTasks, spec: TaskSpec) -> None:
         self.id, self.slot = attempt_id(message.job, spec), spec.slot
         self.settings = JobSettings.model_validate(message.settings)
-        self.counters = TaskCounters()
+        self.counters, self.traffic, self._flow = TaskCounters(), Traffic(), FlowTotals()
         self.note_limit = partial(_note_limit, self.counters, services.wall)
-        stands = partial(services.stands, self.id)
-        self.paths = TaskPaths(services.inbox, (message.barrier, message.paused), stands)
+        pause, stands = (message.barrier, message.paused), partial(services.stands, self.id)
+        self.paths = TaskPaths(services.inbox, pause, stands)
         self.gates: list[InputGate] = []
         self.upstreams: UpstreamGate | None = None
         """Where external clients write into the task, if they do."""
         self.partitions: dict[int, ResultPartition] = {}
         """By edge."""
-        self.traffic, self._flow = Traffic(), FlowTotals()
         source = None if spec.inputs else (spec.operator, spec.index)
         self._latency = LatencyMarkers(self.settings, source, self.partitions, services.wall)
         self.reported: tuple[bytes, dict[str, int]] | None = None
@@ -212,6 +211,7 @@ class Attempt:
             spec.has_ended,
             self._snapshot_taker(parts) if self._takes_snapshots else None,
             dealt=self._splits_dealt if spec.one_split else None,
+            search=spec.poison,
             rests=bool(spec.outputs) and self.settings.buffer_timeout == "adaptive",
         )
         try:

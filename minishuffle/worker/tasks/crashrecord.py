@@ -2,7 +2,9 @@
 
 The launcher of a worker makes a memory file (``memfd_create``), which the worker inherits and both map. Each
 attempt has an entry there: which one it is, whether its thread is inside user code, how many rows it had
-dealt with before, and how many it has in hand. The thread writes that itself, a few words of 8 bytes around
+dealt with before, and how many it has in hand. One that looks for a row that ends its process
+(:mod:`~minishuffle.worker.tasks.poisonrows`) also notes which row is the first of these, and which operator
+has it. The thread writes that itself, a few words of 8 bytes around
 each batch, with no lock and no call of the system; nothing of it touches a disk. The kernel keeps what was
 written, however the process ends, and the launcher reads it then.
 
@@ -26,7 +28,7 @@ from minishuffle.wire.requests import UserCall
 __all__ = ["RECORD_BYTES", "CrashRecord", "TaskCalls", "calls_in", "is_leaving", "is_used"]
 
 WORD_BYTES: Final = 8
-ENTRY_WORDS: Final = 16
+ENTRY_WORDS: Final = 18
 ENTRY_BYTES: Final = ENTRY_WORDS * WORD_BYTES
 ENTRIES: Final = 2_048
 """Attempts that are recorded at once; further ones are not."""
@@ -34,7 +36,7 @@ RECORD_BYTES: Final = (1 + ENTRIES) * ENTRY_BYTES
 """The first entry is of the process: its first word is UNUSED, SERVING or LEAVING."""
 UNUSED, SERVING, LEAVING = range(3)
 """No worker has mapped the file yet; a worker has; the worker ends by itself."""
-STATE, OPERATOR, INDEX, ATTEMPT, POSITION, ROWS, JOB_BYTES, JOB = range(8)
+STATE, OPERATOR, INDEX, ATTEMPT, POSITION, ROWS, FIRST, PLACE, JOB_BYTES, JOB = range(10)
 """The words of an entry; the name of the job takes the rest."""
 JOB_BYTES_MAX: Final = (ENTRY_WORDS - JOB) * WORD_BYTES
 FREE, OUTSIDE, INSIDE = range(3)
@@ -86,6 +88,17 @@ class TaskCalls:
     def resume(self, state: int) -> None:
         """It goes on with what it did before the wait."""
         self._view[self._at] = state
+
+    def note_first(self, row: int) -> None:
+        """(Before :meth:`enter`.) The hash of the first row of that batch; 0: it is not known."""
+        self._view[self._at + FIRST] = row
+
+    def go_in(self, place: int) -> int:
+        """The operator at that place in the chain takes over; gives the place of the one that had it."""
+        view, at = self._view, self._at + PLACE
+        before: int = view[at]
+        view[at] = place
+        return before
 
     def run_on(self) -> None:
         """Another thread runs user code from now on, also while this one does not."""
@@ -210,6 +223,8 @@ def calls_in(memory: mmap) -> list[UserCall]:
                 attempt=view[at + ATTEMPT],
                 position=view[at + POSITION],
                 rows=view[at + ROWS],
+                row=view[at + FIRST] if view[at + ROWS] else 0,
+                place=view[at + PLACE],
             )
             found.append(call)
     return found

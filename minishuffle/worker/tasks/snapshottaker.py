@@ -101,6 +101,7 @@ class SnapshotTaker:
         """One is due that a sink defers."""
         self._cut: tuple[int, list[list[ChannelRows]]] = (0, [])
         """The last durable snapshot, and the rows that it covers, by gate; the thread sets it."""
+        self._left_out: Sequence[int] = ()
         self._is_read = self._is_wanted = False
         """Consumers have said something, and somebody wants a snapshot: the loop sets these, and the thread
         clears them before it looks."""
@@ -115,6 +116,7 @@ class SnapshotTaker:
         """(Before the chain is opened.) Go on with the rows of that snapshot, and what its sink reports."""
         self._parts.files.restore(begun.pending, is_end=_is_end(begun))
         self._parts.outbox.begin_at(begun.collected)
+        self._left_out = begun.left_out
         partitions = self._partitions.values()
         self._retained = {each.id.edge: each for each in partitions if isinstance(each, RetainedPartition)}
         for edge, rows in begun.written.items():
@@ -154,6 +156,10 @@ class SnapshotTaker:
             self._take(chain, positions)
         seconds = self._machine.due() - self._clock()
         return max(seconds, _DEFERRED_SECONDS) if self._is_deferred else seconds
+
+    def leave_out(self, places: Sequence[int]) -> None:
+        """Note all poison rows that were left out so far, by their places in the search for them."""
+        self._left_out = tuple(places)
 
     def cut(self, number: int) -> None:
         """Note which rows a durable snapshot covers: the task takes its state for it now. A task that has a
@@ -273,6 +279,7 @@ class SnapshotTaker:
             taken={gate.edge: gate.taken() for gate in self._gates},
             written=self._written(),
             collected=self._parts.outbox.rows_collected,
+            left_out=self._left_out,
         )
 
     # --- loop ------------------------------------------------------------------------------------

@@ -113,6 +113,7 @@ def _pack_counted(snapshot: TaskStateSnapshot) -> bytes:
             dict(snapshot.dealt),
             snapshot.collected,
             snapshot.at,
+            list(snapshot.left_out),
             snapshot.pending,
         ]
     )
@@ -120,7 +121,8 @@ def _pack_counted(snapshot: TaskStateSnapshot) -> bytes:
 
 
 def _unpack_counted(packed: bytes, watermark: int) -> TaskStateSnapshot:
-    positions, taken, written, dealt, collected, at, pending = msgpack.unpackb(packed, strict_map_key=False)
+    counted = msgpack.unpackb(packed, strict_map_key=False)
+    positions, taken, written, dealt, collected, at, left_out, pending = counted
     return TaskStateSnapshot(
         positions=unpack_positions(positions),
         watermark=watermark,
@@ -129,6 +131,7 @@ def _unpack_counted(packed: bytes, watermark: int) -> TaskStateSnapshot:
         dealt=dealt,
         collected=collected,
         at=at,
+        left_out=tuple(left_out),
         pending=pending,
     )
 

@@ -57,7 +57,7 @@ from minishuffle.runtime.reader import SourceReader
 from minishuffle.runtime.resting import SourceRest
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
 from minishuffle.runtime.usererrors import describe_failure
-from minishuffle.wire.messages import ErrorInfo, Step, WriteState
+from minishuffle.wire.messages import ErrorInfo, PoisonSearch, Step, WriteState
 from minishuffle.wire.packed import SplitPosition
 from minishuffle.worker.interpreter import compete
 from minishuffle.worker.reports.filereports import FileReports
@@ -68,6 +68,7 @@ from minishuffle.worker.tasks.crashrecord import CrashRecord
 from minishuffle.worker.tasks.handoff import TaskPaths
 from minishuffle.worker.tasks.jobimports import import_from
 from minishuffle.worker.tasks.latencymarkers import LatencyMarkers
+from minishuffle.worker.tasks.poisonrows import PoisonRows
 from minishuffle.worker.tasks.snapshottaker import SnapshotTaker
 from minishuffle.worker.tasks.statehandover import StateHandover
 from minishuffle.worker.tasks.taskrows import TaskRows
@@ -140,6 +141,8 @@ class Task:
     """Takes its local snapshots; None: its job has no guarantee, or it runs again from its beginning."""
     dealt: Callable[[int], None] | None = None
     """Called by its thread with the number of its source's splits; None: nobody asks."""
+    search: PoisonSearch | None = None
+    """The rows that have ended the processes of attempts before it."""
     rests: bool = False
     """Its source may be read a little later: see :class:`SourceRest`."""
     state: str = "deploying"
@@ -155,6 +158,8 @@ class Task:
     """Its partitions of the retained kind."""
     _begun: TaskStateSnapshot | None = field(default=None, init=False)
     """The local snapshot with which it begins."""
+    _poison: PoisonRows | None = field(default=None, init=False)
+    """Its search for such rows, while it lasts."""
     _inputs: Inputs | None = field(default=None, init=False)
     _reader: SourceReader | None = field(default=None, init=False)
     _loops: list[LoopCalls] = field(default_factory=list, init=False)
@@ -296,15 +301,14 @@ class Task:
         program = open_program(self.program, cloudpickle.loads)
         import_from(program.modules)
         kept = {gate.input for gate in self.gates if gate.kept}
-        chain = Chain(program, self.partitions, self.attempt_id.subtask.index, self.counters, kept)
+        go_in = None if self.search is None else self.paths.calls.go_in
+        index = self.attempt_id.subtask.index
+        chain = Chain(program, self.partitions, index, self.counters, kept, go_in=go_in)
         context, self._drop = self._context(chain), chain.drop
         if self.snapshots is not None:
-            self._begun = self.state_handover.take_snapshot()
-            if self._begun is not None:
-                self.paths.post(self.recovered, self.attempt_id, "snapshot read")
-            self._is_behind = self._recovers
-            self.snapshots.begin(self._begun or TaskStateSnapshot())
-            self.files.secure_by(partial(self._secure, chain))
+            self._begin_with(self.snapshots, chain)
+        if self.search is not None:
+            self._poison = PoisonRows(self.search, () if self._begun is None else self._begun.left_out)
         try:
             produced = [] if program.source is None else [OperatorCounters(self.first_operator)]
             metrics = [
@@ -345,6 +349,15 @@ class Task:
         packed = _packed_result(chain.close(None))
         self.outbox.drain()
         return packed
+
+    def _begin_with(self, snapshots: SnapshotTaker, chain: Chain) -> None:
+        """Read the last local snapshot, if there is any, and begin to take snapshots."""
+        self._begun = self.state_handover.take_snapshot()
+        if self._begun is not None:
+            self.paths.post(self.recovered, self.attempt_id, "snapshot read")
+        self._is_behind = self._recovers
+        snapshots.begin(self._begun or TaskStateSnapshot())
+        self.files.secure_by(partial(self._secure, chain))
 
     def _go_on(self, chain: Chain) -> None:
         """Give the chain, which is open, the state with which it begins."""
@@ -450,7 +463,7 @@ class Task:
             produced.records_out += rows
             if ends_here:
                 counters.records_out += rows
-            self._pass(Batch(found, None, reader.times), emit, chain)
+            self._take(Batch(found, None, reader.times), emit, chain)
             counters.last_input_at = now = time.monotonic()
             if self.rests:
                 if rest.read(rows, now):
@@ -523,13 +536,34 @@ class Task:
             else:
                 counters.records_in += len(item.payload)
                 late, began = counters.late_dropped, time.monotonic()
-                self._pass(item, entrances[number], chain, repeated=number in inputs.repeated)
+                self._take(item, entrances[number], chain, repeated=number in inputs.repeated)
                 if inputs.lagging:
                     self._rows.drop_late(counters.late_dropped - late)
                 counters.last_input_at = time.monotonic()
-                inputs.took(counters.last_input_at - began, len(item.payload))
+                if self._poison is None:  # else rows of several channels would be in hand together
+                    inputs.took(counters.last_input_at - began, len(item.payload))
 
-    def _pass(self, batch: Batch, entrance: Emit, chain: Chain, *, repeated: bool = False) -> None:
+    def _take(self, batch: Batch, entrance: Emit, chain: Chain, *, repeated: bool = False) -> None:
+        """Have the chain take a batch: at once, unless a row is looked for that ends the process."""
+        if (poison := self._poison) is None:
+            self._pass(batch, entrance, chain, repeated=repeated)
+            return
+        calls = self.paths.calls
+        for piece in poison.pieces(batch):
+            calls.note_first(piece.first)
+            if (row := piece.found) is None:
+                self._pass(piece.batch, entrance, chain, repeated=repeated)
+                continue
+            self._pass(piece.batch, partial(chain.leave_out, row.place, row.why), chain, repeated=repeated)
+            if self.snapshots is not None:
+                self.snapshots.leave_out(poison.left_out)
+        if poison.has_ended:
+            self._poison = None
+            calls.note_first(0)
+
+    def _pass(
+        self, batch: Batch, entrance: Callable[[Batch], None], chain: Chain, *, repeated: bool = False
+    ) -> None:
         """Have the chain take a batch; if that raises, count the rows of it that are lost. The next attempt
         gets all of an input that is ``repeated`` again."""
         kept = chain.rows_kept()

@@ -11,6 +11,7 @@ import pytest
 from minishuffle import limits
 from minishuffle.coordinator.jobs.deaths import (
     COUNTS,
+    REACH_ROWS,
     SETTLED_SECONDS,
     STALLED_SECONDS,
     Deaths,
@@ -21,7 +22,7 @@ from minishuffle.counters import TaskCounters
 from minishuffle.errors import ResourceExhausted
 from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph
-from minishuffle.wire.messages import DeployTasks, TaskReport, WorkerLost
+from minishuffle.wire.messages import DeployTasks, PoisonRow, PoisonSearch, TaskReport, WorkerLost
 from minishuffle.wire.requests import Accepted, GetEvents, JobEvent, JobEvents, UserCall, WorkerEnded
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def test_deaths_at_the_same_place_add_up_and_each_counts_once() -> None:
     assert last is not None and (last.attempt, last.position, last.rows) == (2, 0, 50)
     assert counts(deaths, call(3, 0, 50), call(4, 0, 50)) == [3, 4]
     reached = deaths.of(KEY)
-    assert reached is not None and deaths.too_many(reached)
+    assert reached is not None and deaths.too_many(KEY)
     assert deaths.limit_reached("map[0]", reached).text == (
         "map[0] was inside user code each of the 4 times that its worker died (restart_failures_max), and "
         f"got no further; the last time it died; {IN_HAND.format(50, 0)}: correct the function, give workers "
@@ -204,10 +205,85 @@ def test_the_more_die_in_the_same_step_the_more_restarts(stuck: int, own: str, s
 def test_the_journal_has_what_counts() -> None:
     deaths, recalled = Deaths(MAX, 0.0), Deaths(MAX, 0.0)
     assert deaths.record(KEY) is None
-    recalled.recall(KEY, None)
+    recalled.recall(KEY, None, ())
     assert counts(deaths, call(1, 5, 6), call(2, 5, 6)) == [1, 2]
-    recalled.recall(KEY, deaths.record(KEY))
+    recalled.recall(KEY, deaths.record(KEY), ())
     assert recalled.of(KEY) == deaths.of(KEY) != replace(deaths.counted()[KEY], count=1)
+
+
+# --- poison ---------------------------------------------------------------------------------------
+
+
+def with_row(attempt: int, position: int, rows: int, row: int) -> UserCall:
+    return call(attempt, position, rows).model_copy(update={"row": row, "place": 3})
+
+
+def test_a_job_that_may_lose_rows_looks_for_none() -> None:
+    deaths = Deaths(1, 0.0)
+    counts(deaths, with_row(1, 0, 1, 77))
+    assert deaths.search(KEY) is None and deaths.find_row(KEY) is None and deaths.too_many(KEY)
+
+
+def test_the_row_that_is_alone_in_hand_at_the_limit_is_found_and_clears_its_subtask() -> None:
+    deaths = Deaths(2, 0.0, searches=True)
+    assert deaths.search(KEY) is None
+    counts(deaths, with_row(1, 10, 1, 77))
+    assert deaths.find_row(KEY) is None, "it may have been chance"
+    assert deaths.search(KEY) == PoisonSearch(row=77, rows=1, reach=22 + REACH_ROWS)
+    counts(deaths, with_row(2, 3, 1, 77))
+    found = deaths.find_row(KEY)
+    assert found is not None and found.count == 2 and deaths.of(KEY) is None
+    row = PoisonRow(
+        row=77,
+        place=3,
+        reach=8 + REACH_ROWS,
+        why="took this record each of the 2 times that its worker died; the last time it died",
+    )
+    assert deaths.search(KEY) == PoisonSearch(reach=8 + REACH_ROWS, found=[row])
+    recalled = Deaths(2, 0.0, searches=True)
+    recalled.recall(KEY, deaths.record(KEY), deaths.poison_record(KEY))
+    assert recalled.search(KEY) == deaths.search(KEY)
+    counts(deaths, with_row(3, 50, 9, 78))
+    assert deaths.search(KEY) == PoisonSearch(row=78, rows=9, reach=118 + REACH_ROWS, found=[row])
+
+
+@pytest.mark.parametrize(
+    ("rows", "row", "further"), [(1, 7, 2), (64, 7, 8), (65, 7, 9), (9, 0, 1), (0, 0, 0)]
+)
+def test_a_search_has_some_more_deaths_in_which_to_find_its_row(rows: int, row: int, further: int) -> None:
+    deaths = Deaths(MAX, 0.0, searches=True)
+    for number in range(1, MAX + further):
+        counts(deaths, with_row(number, 0, rows if number < 3 else min(rows, 2), row))
+        assert not deaths.too_many(KEY)
+    counts(deaths, with_row(MAX + further, 0, min(rows, 2), row))
+    assert deaths.too_many(KEY)
+
+
+def test_so_many_rows_of_a_subtask_are_left_out_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minishuffle.coordinator.jobs.deaths.POISON_ROWS_MAX", 2)
+    deaths = Deaths(1, 0.0, searches=True)
+    for number, is_found in [(1, True), (2, True), (3, False)]:
+        counts(deaths, with_row(number, 0, 1, number))
+        assert (deaths.find_row(KEY) is not None) == is_found
+    assert deaths.too_many(KEY)
+    search = deaths.search(KEY)
+    assert search is not None and [each.row for each in search.found] == [1, 2]
+
+
+def test_a_replay_is_not_past_the_place_before_it_took_longer_than_the_one_that_died() -> None:
+    deaths = Deaths(MAX, 0.0, searches=True)
+    deaths.note_report(KEY, report(1, 1), 100.0)
+    deaths.count(call(1, 1_000, 10), "it died", 120.0)
+    assert not deaths.note_report(KEY, report(2, 1), 200.0)
+    assert not deaths.note_report(KEY, report(2, 1_020), 200.0 + SETTLED_SECONDS + 39.0)
+    assert deaths.note_report(KEY, report(2, 1_021), 200.0 + SETTLED_SECONDS + 40.0)
+
+
+def test_a_row_that_ends_its_process_does_not_widen_the_restart_strategy() -> None:
+    deaths = Deaths(3, 0.0, searches=True)
+    for number in (1, 2, 3):
+        deaths.count(with_row(number, 0, 5, 7), "it died", 1.0, "first record")
+    assert deaths.strategy("individual") == "individual"
 
 
 # --- the coordinator ------------------------------------------------------------------------------
@@ -555,3 +631,34 @@ def test_a_job_without_restarts_fails_as_before(
             "read[0], count[0] ran there"
         ],
     )
+
+
+def test_a_job_that_loses_nothing_leaves_the_row_out(cluster: FakeCluster, make_graph: MakeGraph) -> None:
+    workers = [cluster.add(slots=1, end_is_told=True) for _ in range(3)]
+    cluster.submit(one_slot(make_graph, guarantee="at_least_once"))
+    cluster.report_all("j1", "running")
+    for number, rows in [(1, 500), (2, 500), (3, 500), (4, 1)]:
+        at = next(task.worker for task in cluster.show("j1").tasks if task.operator == 1)
+        (worker,) = [each for each in workers if each.worker == at]
+        cluster.lose(worker)
+        died = subtask(number, rows=rows).model_copy(update={"row": 7 if number > 1 else 0})
+        assert cluster.request(killed(worker, died)) == Accepted()
+        workers.remove(worker)
+        workers.append(cluster.add(slots=1, end_is_told=True, requested_worker=worker.worker))
+        cluster.report_all("j1", "running", attempt=number + 1)
+    assert cluster.show("j1").state == "running"
+    specs = [
+        spec
+        for worker in workers
+        for message in worker.got(DeployTasks)
+        for spec in message.tasks
+        if (spec.operator, spec.attempt) == (1, 5)
+    ]
+    (search,) = [spec.poison for spec in specs if spec.poison is not None]
+    assert (search.row, search.rows, [each.row for each in search.found]) == (0, 0, [7])
+    (event,) = events(cluster, "row found")
+    assert event.text == (
+        "count[0]: one row ended its worker 4 times: the next attempt leaves it out, or fails with it, as "
+        "on_error says"
+    )
+    assert events(cluster, "restart strategy") == []

@@ -68,6 +68,22 @@ def test_what_is_inside_user_code_is_read_with_its_position_and_rows(
     assert second.in_hand == 7
 
 
+def test_the_first_row_in_hand_and_the_operator_that_has_it_are_read(
+    shared: tuple[CrashRecord, mmap],
+) -> None:
+    record, memory = shared
+    calls = record.claim(attempt())
+    calls.note_first(77)
+    calls.enter(2)
+    assert calls.go_in(1) == 0 and calls.go_in(2) == 1
+    assert calls_in(memory) == [
+        call(0, 0, 1, 0, 2).model_copy(update={"row": 77, "place": 2}),
+    ]
+    calls.leave(2)
+    calls.enter()
+    assert [each.row for each in calls_in(memory)] == [0], "it has no row in hand"
+
+
 def test_waits_are_outside_unless_another_thread_runs_user_code(shared: tuple[CrashRecord, mmap]) -> None:
     record, memory = shared
     calls = record.claim(attempt())

@@ -17,7 +17,7 @@ from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
 from minishuffle.exchange.retained import RetainedPartition
 from minishuffle.ids import AttemptId, holder_operator, snapshot_edge, state_edge
 from minishuffle.plan.graph import JobSettings
-from minishuffle.wire.messages import HolderSpec, TaskSpec
+from minishuffle.wire.messages import HolderSpec, PoisonRow, PoisonSearch, TaskSpec
 from minishuffle.worker.channels.registry import ChannelKey
 from minishuffle.worker.instructions import Fence, StartHolder, StartTask, attempt_id
 from support.attempts import attempt
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 ROWS = 20_000
 KEYS = 7
+POISON = 8951884076575120861
+"""The hash of the row 100."""
 SETTINGS = JobSettings(guarantee="at_least_once", snapshot_interval=0.001, snapshot_cost_max=1.0)
 
 
@@ -279,3 +281,42 @@ async def test_state_that_cannot_be_written_down_ends_the_job_in_words(site: Sit
     recovery.close()
     assert error is not None and error.code == WrongResult.code
     assert "its state cannot be written down" in error.text and "fold" in error.text
+
+
+class PoisonRecovery(Recovery):
+    """A coordinator that has found a row of the second vertex."""
+
+    def start(self, spec: TaskSpec) -> None:
+        found = PoisonRow(row=POISON, place=0, reach=10 * ROWS, why="took it")
+        search = PoisonSearch(reach=found.reach, found=[found])
+        super().start(spec.model_copy(update={"poison": search}) if spec.operator == 1 else spec)
+
+    def left_out(self) -> dict[str, int]:
+        """Rows that the current attempt of that has left out."""
+        now = attempt_id("j1", self.specs[1, 0])
+        return self.site.deployment.attempts[now].task.counters.user_errors
+
+
+class Twice(Numbers):
+    """Each row twice, far apart; slowly."""
+
+    rate = 4_000
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[Any]:
+        for row in range(offset, 2_000):
+            yield [row % 1_000]
+
+
+async def test_a_row_is_not_left_out_again_behind_a_snapshot_without_it(site: Site) -> None:
+    stream = Stream.source(Twice()).rebalance().map(abs, on_error="skip").collect()
+    recovery = PoisonRecovery(site, stream, parallelism=1)
+    (partition,) = site.deployment.attempts[attempt(0)].partitions.values()
+    await site.until(lambda: partition.stable()[0] > 100)
+    assert recovery.left_out() == {"skip": 1}
+    recovery.lose((1, 0))
+    await site.finish()
+    recovery.close()
+    assert recovery.left_out() == {} and Counter(site.rows)[100] == 1

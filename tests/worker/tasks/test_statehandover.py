@@ -206,6 +206,7 @@ COUNTED = st.fixed_dictionaries(
         "dealt": st.dictionaries(EDGES, COUNTS),
         "collected": COUNTS,
         "at": st.floats(0, 1e10),
+        "left_out": st.lists(EDGES, max_size=3).map(tuple),
         "pending": st.binary(max_size=9),
     },
 )

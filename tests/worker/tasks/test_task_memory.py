@@ -83,8 +83,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]:
     found: list[weakref.ref[Any]] = []
 
     class Watched(task_module.Chain):
-        def __init__(self, program: Any, partitions: Any, *arguments: Any) -> None:
-            super().__init__(program, partitions, *arguments)
+        def __init__(self, program: Any, partitions: Any, *arguments: Any, **options: Any) -> None:
+            super().__init__(program, partitions, *arguments, **options)
             found.extend(map(weakref.ref, [self, *program.operators, *partitions.values()]))
             found.extend(weakref.ref(output.choose) for output in program.outputs if output.choose)
             for operator in program.operators:
