@@ -74,6 +74,8 @@ def values(annotation: Any, metadata: Sequence[Any] = ()) -> st.SearchStrategy[A
         return st.sampled_from(arguments)
     if origin is list:
         return st.lists(values(arguments[0]), max_size=2)
+    if origin is tuple:
+        return st.tuples(*map(values, arguments))
     if origin is dict:
         return st.dictionaries(values(arguments[0]), values(arguments[1]), max_size=2)
     if origin in (Union, UnionType):
