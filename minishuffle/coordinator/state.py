@@ -110,6 +110,7 @@ from minishuffle.wire.messages import (
     RecoverySteps,
     ReleaseJob,
     Shutdown,
+    TakeSnapshots,
     WitnessedPositions,
     WorkerAddress,
     WorkerLost,
@@ -780,14 +781,21 @@ class CoordinatorState:
             job.recovered(message, at)
         self._touch(job)
 
+    def _free_retained(self, worker: int, now: float) -> None:
+        """Have snapshots taken that free what a worker retains for its jobs."""
+        for job in self._jobs.active():
+            if job.hasten_cut(self._wall(now)):
+                self._touch(job)
+            for reader in sorted(job.readers_of(worker)):
+                self._send_to(reader, TakeSnapshots(term=self._facts.term, job=job.id))
+
     def _heartbeat(self, worker: Worker, message: Heartbeat, now: float) -> None:
         if message.worker != worker.worker or message.epoch < worker.epoch:
             self.ignored += 1
             return
         self._note_links(worker, message, now)
         if message.report.retains_much:
-            at = self._wall(now)
-            self._touch(*(job for job in self._jobs.active() if job.hasten_cut(at)))
+            self._free_retained(worker.worker, now)
         if self._workers.heartbeat(worker, message):
             self._touch_waiting()
         for report in message.tasks:

@@ -667,6 +667,15 @@ class CutComplete(ControlMessage):
     """Operator and index of each task that had no holder when its barrier was sent."""
 
 
+class TakeSnapshots(ControlMessage):
+    """The tasks of the job on this worker are to take local snapshots soon: another worker, from whose tasks
+    they read, retains half of what it may."""
+
+    type: Literal["take_snapshots"] = "take_snapshots"
+    term: int
+    job: str
+
+
 class DivideTasks(ControlMessage):
     """These subtasks must move. Each of them stops at the barrier, once it has read everything before it.
     Their producers send the barrier on the channels to them, and continue."""

@@ -28,6 +28,7 @@ from minishuffle.wire.messages import (
     ErrorInfo,
     HolderSpec,
     HostLook,
+    TakeSnapshots,
     TaskAttempt,
     TaskSpec,
     WorkerAddress,
@@ -294,10 +295,10 @@ class SetPause:
 
 @dataclass(frozen=True, slots=True)
 class SaveTasks:
-    """Look into the folder of a savepoint, have tasks write their state there, or free what a durable
-    snapshot covers."""
+    """Look into the folder of a savepoint, have tasks write their state there, free what a durable snapshot
+    covers, or have tasks take local ones."""
 
-    message: CheckFolder | WriteState | CutComplete
+    message: CheckFolder | WriteState | CutComplete | TakeSnapshots
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ from minishuffle.wire.messages import (
     HostLooked,
     Probed,
     Step,
+    TakeSnapshots,
     WorkerAddress,
     WriteState,
 )
@@ -427,9 +428,11 @@ class Worker:
             case Exit(reason):
                 self.coordinator.end(reason)
 
-    def _save(self, message: CheckFolder | WriteState | CutComplete) -> None:
+    def _save(self, message: CheckFolder | WriteState | CutComplete | TakeSnapshots) -> None:
         attempts = [each for each in self._deployment.attempts.values() if each.id.subtask.job == message.job]
         match message:
+            case TakeSnapshots():
+                self._deployment.want_snapshots(message.job)
             case CheckFolder():
                 self._savepoints.check(message)
             case WriteState():

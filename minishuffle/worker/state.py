@@ -49,6 +49,7 @@ from minishuffle.wire.messages import (
     ReleaseJob,
     Shutdown,
     Step,
+    TakeSnapshots,
     TaskSpec,
     TasksRestarted,
     WorkerAddress,
@@ -181,7 +182,7 @@ class WorkerState:
                 return [CloseSubpartitions(attempt_id(job, each), each.edge, each.consumers) for each in ends]
             case PauseTasks(job=job, barrier=barrier, paused=paused):
                 return [SetPause(job, barrier, paused)]
-            case CheckFolder() | WriteState() | CutComplete():
+            case CheckFolder() | WriteState() | CutComplete() | TakeSnapshots():
                 return [SaveTasks(message)]
             case DivideTasks(job=job, barrier=barrier, moving=moving):
                 return [MoveTasks(job, barrier, frozenset((each.operator, each.index) for each in moving))]

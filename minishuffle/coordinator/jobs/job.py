@@ -1052,6 +1052,12 @@ class Job:
         self.cut.pauses_within(pause_seconds)
         self.cuts.begin(at, self.graph.settings.durable_interval, self.progress.rows_published)
 
+    def readers_of(self, worker: int) -> set[int]:
+        """The other workers with tasks for which those of a worker may retain rows."""
+        edges, here = self.graph.edges, {task.operator for task in self.subtasks.on(worker)}
+        found = {edges[n].target for n in self.graph.retained_edges() if edges[n].source in here}
+        return {task.worker for each in found for task in self.subtasks.of(each) if task.runs} - {worker}
+
     def hasten_cut(self, at: float) -> bool:
         """A worker retains much, which a durable snapshot frees if tasks have no holders; False: it does
         not."""

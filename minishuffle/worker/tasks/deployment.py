@@ -258,10 +258,11 @@ class Deployment:
         for attempt in self.attempts.values():
             attempt.debloat()
 
-    def want_snapshots(self) -> None:
-        """Have all tasks take a snapshot soon: what their producers retain can be given up then."""
+    def want_snapshots(self, job: str | None = None) -> None:
+        """Have all tasks, or those of a job, take a snapshot soon: what their producers retain can be given
+        up then."""
         for attempt in self.attempts.values():
-            if attempt.task.snapshots is not None:
+            if attempt.task.snapshots is not None and job in (None, attempt.id.subtask.job):
                 attempt.task.snapshots.ask()
 
     @property
