@@ -148,14 +148,14 @@ def show_status(status: ClusterStatus, flags: str = "") -> None:
             f"{worker.slots_free}/{worker.slots}",
             f"{worker.heartbeat_age_seconds:.1f} s ago",
             f"{byte_text(report.network_peak_bytes)} of {byte_text(report.network_cap_bytes)}",
-            *(
-                f"{byte_text(report.snapshot_bytes)}, memory for {byte_text(report.snapshot_memory_bytes)}"
-                for _ in held
-            ),
+            *(byte_text(report.snapshot_bytes) for _ in held),
             f"{worker.reachable} of {worker.tried}" if worker.tried else "-",
             ", ".join(f"{peer.connections} to {peer.worker}" for peer in worker.peers) or "-",
         )
     out.print(table)
+    if held:
+        room = max(worker.report.snapshot_memory_bytes for worker in status.workers)
+        out.print(f"snapshots held: of a worker's up to {byte_text(room)} in memory, the rest on disk")
     for text in status.unreached:
         out.print(text)
     if confined := [worker for worker in status.workers if worker.confined]:
