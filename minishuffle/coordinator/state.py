@@ -633,9 +633,12 @@ class CoordinatorState:
             if job is None or job.terminal:
                 continue
             there, seconds = job.linked_workers().keys(), self._links.seconds
+            apart = self._links.broken(name, now)
+            if job.holders.set_apart(apart):
+                self._touch(job)
             broken = {
                 key: self._workers.no_link(key, why, seconds)
-                for key, why in self._links.broken(name, now).items()
+                for key, why in apart.items()
                 if there >= set(key)
             }
             if job.links.set_broken(broken, self._wall(now), now):

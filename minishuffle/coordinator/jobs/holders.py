@@ -130,6 +130,8 @@ class Holders:
         """Tasks whose holder is to be deployed."""
         self._dropped: list[tuple[int, HeldTask]] = []
         """Holders that are to be released, with their workers."""
+        self._apart: frozenset[tuple[int, int]] = frozenset()
+        """Pairs of workers without a link, the lower number first."""
 
     def __contains__(self, key: TaskKey) -> bool:
         return key in self._of
@@ -214,11 +216,21 @@ class Holders:
         self._dropped.append((worker, held))
         self._unsent = [key for key in self._unsent if key != held.key]
 
+    def set_apart(self, pairs: Iterable[tuple[int, int]]) -> bool:
+        """Between these pairs of workers there has been no link for too long. Whether they are others than
+        before."""
+        before, self._apart = self._apart, frozenset(pairs)
+        return self._apart != before
+
     # --- what follows ---------------------------------------------------------------------------
 
     def of(self, key: TaskKey) -> Holder:
         """The holder of a task that takes snapshots."""
         return self._of[key]
+
+    def are_apart(self, one: int, other: int) -> bool:
+        """Whether two workers have had no link for too long: neither can hold for tasks of the other."""
+        return (min(one, other), max(one, other)) in self._apart
 
     def worker_of(self, key: TaskKey) -> int:
         """The worker that holds for a task; 0: none does, or it takes no snapshots."""

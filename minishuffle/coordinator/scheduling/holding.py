@@ -31,8 +31,8 @@ __all__ = ["holder_messages", "holder_releases", "name_holders"]
 def name_holders(
     job: Job, due: Iterable[Subtask], workers: Sequence[Worker], load: Mapping[int, int], at: float
 ) -> None:
-    """Name holders for the tasks that run or are ``due``, where there is none, where it is about to leave, or
-    where the task comes to it.
+    """Name holders for the tasks that run or are ``due``, where there is none, where it is about to leave,
+    where the task comes to it, or where the task's worker has no link to it and has one to another.
 
     The order of workers: those of another host than the task's; standby ones; fewest tasks held for; lowest
     id. Where only its own worker is left, a task keeps the holder that it has there, if any: it goes on, but
@@ -56,9 +56,10 @@ def name_holders(
         if task.key not in job.holders or home is None or not (task.runs or task.stays or task.key in ready):
             continue
         holder = job.holders.of(task.key)
-        if _may_stay(holder, home, able):
+        linked = [each for each in able if not job.holders.are_apart(each.worker, home.worker)]
+        if _may_stay(holder, home, linked):
             continue
-        fit = [each for each in able if each.worker not in holder.shunned]
+        fit = [each for each in linked if each.worker not in holder.shunned]
         if (worker := _chosen(home, fit, held)) is not None:
             held[worker] += 1
             held[holder.worker] -= holder.worker > 0

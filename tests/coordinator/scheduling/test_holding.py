@@ -18,6 +18,7 @@ from minishuffle.wire.messages import (
     Shutdown,
     TaskSpec,
     TasksRestarted,
+    UnlinkedPeer,
 )
 from minishuffle.wire.reports import SnapshotsHeld
 from minishuffle.wire.requests import DrainWorker, GetEvents, SubmitJob
@@ -161,6 +162,28 @@ def test_a_task_that_comes_to_its_holder_gets_another_and_the_old_one_stays_unti
     cluster.report_all("j1", "running", attempt=2)
     cluster.hold(two)
     assert not held(standby) and cluster.show("j1").unprotected == 0
+
+
+@pytest.mark.parametrize("others", [1, 0])
+def test_where_the_link_to_a_holder_is_broken_another_takes_over_if_there_is_one(
+    cluster: FakeCluster, guaranteed: MakeGraph, others: int
+) -> None:
+    one = cluster.add(slots=1)
+    cluster.submit(guaranteed(1, 1))
+    cluster.report_all("j1", "running")
+    away = cluster.add(slots=1)
+    cluster.hold(away)
+    spare = [cluster.add(slots=1) for _ in range(others)]
+    cluster.advance(20.0)
+    assert held(away) == [(0, 0, 1), (1, 0, 1)]
+    missing = UnlinkedPeer(worker=one.worker, epoch=one.epoch, seconds=10.0, why="no route", jobs=["j1"])
+    cluster.heartbeat(away, unlinked=[missing])
+    for worker in spare:
+        assert held(worker) == [(0, 0, 2), (1, 0, 2)] and held(away) == [(0, 0, 1), (1, 0, 1)]
+        cluster.hold(worker)
+    assert held(away) == ([] if spare else [(0, 0, 1), (1, 0, 1)])
+    cluster.heartbeat(away)
+    assert cluster.show("j1").unprotected == 0 and len(one.got(CancelTasks)) == 0
 
 
 def test_the_last_worker_keeps_what_it_holds_and_a_new_one_takes_over(
