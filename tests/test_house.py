@@ -179,7 +179,6 @@ SMALL = {
     "web/pages": "files of the web page",
     "web/refusals": "errors of the HTTP servers as JSON",
     "wire/outputs": "messages about files of sinks",
-    "worker/tasks/programcache": "programs that are loaded ahead of need",
     "worker/reports/recoverysteps": "reports of what recoveries attach again",
     "worker/tasks/threadwatchdog": "tasks that are stuck in the user's code",
     "worker/tasks/taskrows": "the rows that a task has taken, and those that it has lost",

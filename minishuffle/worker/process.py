@@ -480,7 +480,8 @@ class Worker:
             return
         job, spec = instruction.message.job, instruction.spec
         try:
-            self._deployment.start(instruction)
+            if self._deployment.start(instruction).task.snapshots is not None:
+                self._programs.load_arrow()
         except Exception as error:  # whatever the error (e.g. no more threads), it ends only this task
             name = f"{spec.name}[{spec.index}]"
             _log.warning("%s of %s cannot start", name, job, exc_info=error)

@@ -53,7 +53,7 @@ class Deployment:
         self._moved_on: set[AttemptId] = set()
         self._turns = Turns()
 
-    def start(self, instruction: StartTask) -> None:
+    def start(self, instruction: StartTask) -> Attempt:
         """Build one attempt and start its thread.
 
         Raises:
@@ -63,6 +63,7 @@ class Deployment:
         self.attempts[attempt.id] = attempt
         if attempt.task.spool is not None:
             self.spools[attempt.id] = attempt.task.spool
+        return attempt
 
     def hold(self, instruction: StartHolder) -> None:
         """Begin to hold the snapshots of a task.

@@ -25,6 +25,8 @@ class ProgramLoader:
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
         self._loaded: set[str] = set()
+        self._has_arrow = False
+        """Arrow is loaded, or about to be."""
 
     @property
     def loaded(self) -> int:
@@ -39,7 +41,16 @@ class ProgramLoader:
 
     def load(self, job: str, programs: Sequence[bytes]) -> None:
         """Begin to load the programs of a job; returns at once."""
-        thread = threading.Thread(target=self._load, args=(job, programs), name=f"{job}:load", daemon=True)
+        self._begin(partial(self._load, job, programs), f"{job}:load")
+
+    def load_arrow(self) -> None:
+        """Begin to load what the first snapshot of a task would wait for; returns at once."""
+        if not self._has_arrow:
+            self._has_arrow = True
+            self._begin(_load_arrow, "load Arrow")
+
+    def _begin(self, load: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=load, name=name, daemon=True)
         thread.start()
         self._threads = [*self.threads, thread]
 
@@ -69,7 +80,7 @@ def _load(job: str, programs: Sequence[bytes]) -> None:
 
 def _load_arrow() -> None:
     """Have pyarrow import pandas, if both are there: it does so for its first array, and that takes half a
-    second, which the first batch of a task would wait for."""
+    second, which the first batch of a task would wait for, or its first snapshot."""
     arrow = sys.modules.get("pyarrow")
     if arrow is not None:
         arrow.array([0])

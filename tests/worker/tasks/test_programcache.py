@@ -78,15 +78,17 @@ def test_a_job_counts_as_loaded_when_all_of_its_programs_were_opened() -> None:
 
 
 @pytest.mark.slow
-def test_pyarrow_loads_ahead_what_it_would_import_for_the_first_array() -> None:
-    program = """
+@pytest.mark.parametrize("loads", ['load("j1", [program])', "load_arrow()"])
+def test_pyarrow_loads_ahead_what_it_would_import_for_the_first_array(loads: str) -> None:
+    program = f"""
 import sys, threading
 import cloudpickle, pyarrow
 from minishuffle.plan.programs import ProgramSpec, pack_program
 from minishuffle.worker.tasks.programcache import ProgramLoader
 assert "pandas" not in sys.modules
+program = pack_program(ProgramSpec(pyarrow.RecordBatch), cloudpickle.dumps)
 loader = ProgramLoader()
-loader.load("j1", [pack_program(ProgramSpec(pyarrow.RecordBatch), cloudpickle.dumps)])
+loader.{loads}
 for thread in loader.threads:
     thread.join(60)
 before = set(sys.modules)
