@@ -92,8 +92,8 @@ soak-hung: soak-setup ## Ten workers stopped by SIGSTOP and ten killed: how soon
 soak-killers: soak-setup ## Functions that end their process in each way, as root for want of memory too (about 5 minutes)
 	MINISHUFFLE_SOAK=1 $(WITHIN) 1800 $(BIN)/python -m pytest -q --timeout 900 tests/e2e/test_killers.py
 
-soak-kept: soak-setup ## Fifty jobs with a guarantee, eight failures in each, compared with plain Python (half an hour)
-	MINISHUFFLE_SOAK=1 $(WITHIN) 7200 $(BIN)/python -m pytest -q tests/e2e/test_at_least_once.py
+soak-kept: soak-setup ## Fifty jobs with a guarantee, eight failures in each, compared with plain Python, and stores that fail (half an hour)
+	MINISHUFFLE_SOAK=1 $(WITHIN) 7200 $(BIN)/python -m pytest -q tests/e2e/test_at_least_once.py tests/e2e/test_fallback.py
 
 soak-stops: soak-setup ## SIGTERM of coordinators, second ones, and clusters without their files (4 minutes)
 	$(WITHIN) 900 $(BIN)/python scripts/soak-stops

@@ -1,11 +1,13 @@
 """A job with a guarantee whose workers are all killed at once: it goes back to its last durable snapshot, and
-loses nothing."""
+loses nothing, also if the next ones could not be written."""
 
 from __future__ import annotations
 
+import resource
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from minishuffle.api.stream import Stream
 from minishuffle.local import LocalCluster
 from minishuffle.plan.graph import JobSettings
+from support.objectstore import Faults, object_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.usefixtures("wider_resources")]
 
@@ -88,3 +91,70 @@ def test_workers_all_killed_at_once_take_no_row_and_no_count_with_them(
     found, expected = rows_in(tmp_path / "rows"), Counter(rows)
     assert not expected - found, "some rows are lost"
     assert (found - expected).total() <= infos[1].rows_again, "more came twice than was counted"
+
+
+@contextmanager
+def refused(faults: Faults, cluster: LocalCluster) -> Iterator[None]:
+    """The store answers each request that writes by 503."""
+    faults.refused = {"PUT", "POST"}
+    yield
+    faults.refused = set()
+
+
+@contextmanager
+def late(faults: Faults, cluster: LocalCluster) -> Iterator[None]:
+    """The store answers no request that writes."""
+    faults.late = {"PUT", "POST"}
+    yield
+    faults.late = set()
+    faults.released.set()
+
+
+@contextmanager
+def full(faults: Faults, cluster: LocalCluster) -> Iterator[None]:
+    """No worker can write to a file."""
+    for pid in cluster.workers.values():
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
+    yield  # The next processes can.
+
+
+@pytest.mark.parametrize(
+    ("strike", "directory"),
+    [
+        pytest.param(refused, "s3", marks=pytest.mark.soak),
+        pytest.param(late, "s3", marks=pytest.mark.soak),
+        pytest.param(full, "", id="full"),
+    ],
+)
+def test_a_job_runs_on_while_no_snapshot_can_be_written_and_goes_back_to_the_last_good_one(
+    strike: Any,
+    directory: str,
+    tmp_path: Path,
+    wait_until: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    objects, faults = {"bucket/": b""}, Faults()
+    given = JobSettings(guarantee="at_least_once", durable_interval=0.4)
+    with object_store(objects, faults) as options:
+        place = f"s3://key:word@bucket/snapshots?{options}" if directory else ""
+        with LocalCluster(workers=2, slots=8, slot_timeout=150.0, snapshot_dir=place) as cluster:
+            count = Stream.source(Gated(tmp_path / "gate")).key_by("k").count(emit="end")
+            handle = cluster.submit(count.collect(), parallelism=2, settings=given)
+            wait_until(lambda: handle.info().durable.taken, "a durable snapshot")
+            with strike(faults, cluster):
+                wait_until(lambda: handle.info().durable.failed, "one that fails", 60.0)
+                info = handle.info()
+                assert (info.state, info.restarts) == ("running", {})
+                before = info.durable
+                assert before.problem and before.taken_at
+                for worker in cluster.status().workers:
+                    cluster.kill_worker(worker.worker)
+                wait_until(lambda: handle.info().fallbacks, "the job to go back", 60.0)
+            (tmp_path / "gate").touch()
+            found = handle.wait()
+            events = [event.text for event in handle.events() if event.kind == "job begins again"]
+            wait_until(lambda: not [each for each in objects if each.endswith("manifest")], "removal")
+
+    assert events == [f"all tasks go on from durable snapshot {before.number}"]
+    assert dict(found.rows) == Counter((n * 7 + split) % KEYS for split in range(SPLITS) for n in range(ROWS))
