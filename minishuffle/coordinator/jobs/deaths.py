@@ -42,7 +42,7 @@ place of a death is wider there: ``reach`` instead of ``needed``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
@@ -181,6 +181,8 @@ class TaskDeaths(Record):
     """The place in the chain of the operator that had it."""
     rows_max: int = 0
     """The most rows that one of these attempts had in hand."""
+    earlier: int = 0
+    """Deaths before these by rows that were found, which no attempt has got past so far."""
 
     @property
     def needed(self) -> int:
@@ -191,6 +193,11 @@ class TaskDeaths(Record):
     def reach(self) -> int:
         """The place of the death is among so many first rows of each attempt that loses none."""
         return 2 * self.needed + REACH_ROWS
+
+    @property
+    def in_a_row(self) -> int:
+        """All deaths since an attempt last got past the place of one."""
+        return self.count + self.earlier
 
     @property
     def is_found(self) -> bool:
@@ -303,6 +310,7 @@ class Deaths:
             deaths.count = before.count + 1
             deaths.stuck += before.stuck if step == before.step else 0
             deaths.rows_max = max(before.rows_max, call.rows)
+            deaths.earlier = before.earlier
         self._counted[key] = deaths
         return deaths
 
@@ -357,7 +365,7 @@ class Deaths:
 
     def find_row(self, key: TaskKey) -> TaskDeaths | None:
         """Whether the limit is reached, and which row has brought the deaths about is known. Then it is to be
-        left out, and the subtask is cleared of these deaths, which are returned."""
+        left out, and the subtask has no deaths but earlier ones. Returns those that it had."""
         deaths = self._counted[key]
         if deaths.count < self._failures_max or not (deaths.is_found and self._may_find(key)):
             return None
@@ -369,7 +377,8 @@ class Deaths:
             f"the last time {deaths.how}",
         )
         self._poison[key] = (*self._poison.get(key, ()), row)
-        return self._counted.pop(key)
+        self._counted[key] = replace(deaths, count=0, earlier=deaths.in_a_row, row=0, rows=0, rows_max=0)
+        return deaths
 
     def search(self, key: TaskKey) -> PoisonSearch | None:
         """The search of the next attempt of a subtask; None: it looks for nothing."""

@@ -43,7 +43,7 @@ class _Suspicion:
     @property
     def rank(self) -> tuple[int, int]:
         """The suspicion with the greatest rank is isolated."""
-        return max((deaths.count, -deaths.position) for deaths in self.slots.values())
+        return max((deaths.in_a_row, -deaths.position) for deaths in self.slots.values())
 
     @property
     def worker(self) -> int:
@@ -55,7 +55,7 @@ class _Suspicion:
     @property
     def text(self) -> str:
         """Why other jobs get no slots of the worker, as it follows its name in a text."""
-        worst = max(deaths.count for deaths in self.slots.values())
+        worst = max(deaths.in_a_row for deaths in self.slots.values())
         return f"is kept for job {self.job.id} ({self.job.name}), inside which {worst} workers in a row died"
 
 
@@ -90,8 +90,8 @@ class Isolation:
         for key, deaths in job.deaths.counted().items():
             slot = job.slot_of(key)
             lasts = at < deaths.at + 2 * self._slot_timeout
-            if lasts and deaths.count >= SUSPECTED_DEATHS:
-                slots[slot] = max(deaths, slots.get(slot, deaths), key=lambda each: each.count)
+            if lasts and deaths.in_a_row >= SUSPECTED_DEATHS:
+                slots[slot] = max(deaths, slots.get(slot, deaths), key=lambda each: each.in_a_row)
         return _Suspicion(job, slots) if slots else None
 
     def suspects(self, job: Job, slot: int | None = None) -> bool:
@@ -130,7 +130,7 @@ class Isolation:
             return NONE_CLOSED
         if not wanted and not any(each.state == "lost" for each in workers):
             return NONE_CLOSED  # No other will come.
-        text = f"is not for a task inside which {suspicion.slots[slot].count} workers in a row died"
+        text = f"is not for a task inside which {suspicion.slots[slot].in_a_row} workers in a row died"
         return {each.worker: text for each in alive if each.worker not in wanted}
 
     def closed_to_new(self, alive: Sequence[Worker]) -> Mapping[int, str]:

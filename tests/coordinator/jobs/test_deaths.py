@@ -232,7 +232,9 @@ def test_the_row_that_is_alone_in_hand_at_the_limit_is_found_and_clears_its_subt
     assert deaths.search(KEY) == PoisonSearch(row=77, rows=1, reach=22 + REACH_ROWS)
     counts(deaths, with_row(2, 3, 1, 77))
     found = deaths.find_row(KEY)
-    assert found is not None and found.count == 2 and deaths.of(KEY) is None
+    left = deaths.of(KEY)
+    assert found is not None and left is not None
+    assert (found.count, found.earlier, left.count, left.earlier, left.in_a_row) == (2, 0, 0, 2, 2)
     row = PoisonRow(
         row=77,
         place=3,
@@ -243,7 +245,7 @@ def test_the_row_that_is_alone_in_hand_at_the_limit_is_found_and_clears_its_subt
     recalled = Deaths(2, 0.0, searches=True)
     recalled.recall(KEY, deaths.record(KEY), deaths.poison_record(KEY))
     assert recalled.search(KEY) == deaths.search(KEY)
-    counts(deaths, with_row(3, 50, 9, 78))
+    assert counts(deaths, with_row(3, 50, 9, 78)) == [1] and deaths.counted()[KEY].in_a_row == 3
     assert deaths.search(KEY) == PoisonSearch(row=78, rows=9, reach=118 + REACH_ROWS, found=[row])
 
 
