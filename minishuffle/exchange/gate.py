@@ -9,7 +9,7 @@ once its bytes are copied out. That is the moment at which it counts as consumed
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -40,6 +40,7 @@ from minishuffle.exchange.notices import Attached, Notice, QueuedLatency, Queued
 from minishuffle.exchange.rownumbers import ChannelRows, RetainedRowNumbers
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
 from minishuffle.wire.frames import EventKind, LatencyMarker
+from minishuffle.wire.packed import SplitPosition
 
 __all__ = ["Element", "InputGate", "SplitChange", "SplitChannels"]
 
@@ -80,6 +81,13 @@ class SplitChannels(Protocol):
 
     def over(self, channel: InputChannel) -> None:
         """(Task.) All that comes on the channel was read; ``channel.ended``: to the end of its partition."""
+
+    def snapshot(self) -> list[SplitPosition]:
+        """(Task.) Where each split is."""
+        ...
+
+    def resume(self, positions: Iterable[SplitPosition]) -> None:
+        """The splits go on there, and channels may come."""
 
 
 class InputGate:
@@ -292,6 +300,20 @@ class InputGate:
         """True once every channel has seen the end of its partition."""
         splits = self._splits
         return self._unfinished == 0 if splits is None else splits.finished and not self.channels
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether its channels are the splits of a source."""
+        return self._splits is not None
+
+    def positions(self) -> list[SplitPosition]:
+        """(Between elements.) How far the task is in each split, if its channels are splits."""
+        return [] if self._splits is None else self._splits.snapshot()
+
+    def resume(self, positions: Iterable[SplitPosition]) -> None:
+        """An attempt before has read these splits up to there: see :meth:`positions`."""
+        if self._splits is not None:
+            self._splits.resume(positions)
 
     def taken(self) -> list[ChannelRows]:
         """(Between elements.) How far the task is in each channel of which no row may be missing."""

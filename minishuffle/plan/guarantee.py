@@ -49,14 +49,9 @@ def _of_settings(graph: JobGraph) -> Iterator[str]:
 
 def _of_vertices(graph: JobGraph) -> Iterator[str]:
     for vertex in graph.vertices:
-        if vertex.stream:
-            yield (
-                f"for what other programs write into {vertex.stream!r}, since nobody can read it again: have "
-                'them write files and read these, or use guarantee="loss"'
-            )
-        elif vertex.acknowledges:
+        if vertex.acknowledges:
             yield from _of_acknowledging(graph, vertex)
-        elif vertex.is_source and not vertex.replayable:
+        elif vertex.is_source and not (vertex.replayable or vertex.stream):
             yield (
                 f"for the source of {vertex.name!r}, which does not give again what it has given (replayable "
                 'is False): have it acknowledge what need not come again, or use guarantee="loss"'

@@ -14,7 +14,7 @@ import pytest
 from minishuffle.api.stream import Table
 from minishuffle.config import read_secret
 from minishuffle.local import LocalCluster
-from minishuffle.plan.graph import JobSettings
+from minishuffle.plan.graph import Guarantee, JobSettings
 from minishuffle.remote.access import Access
 from minishuffle.remote.writer import StreamWriter, commit_write
 
@@ -37,7 +37,7 @@ class Writing:
         address = cluster.client.address
         self.access = Access(address.host, address.port, "local", read_secret(cluster.state_dir / "secret"))
 
-    def submit(self, lease: int | None, *, raises_at: int = -1) -> Any:
+    def submit(self, lease: int | None, *, raises_at: int = -1, guarantee: Guarantee = "loss") -> Any:
         """``raises_at``: the function raises when it sees that number, the first time."""
         once = self._folder / "raised"
 
@@ -48,7 +48,7 @@ class Writing:
             return batch.select(["n"])
 
         stream = Table.from_spark("orders", SCHEMA).map_batches(taken).collect()
-        settings = JobSettings(source_lease=lease)
+        settings = JobSettings(source_lease=lease, guarantee=guarantee, snapshot_interval=0.1)
         return self.cluster.submit(stream, parallelism=2, settings=settings)
 
     def writer(self, partition: int, attempt: int = 1) -> StreamWriter:
@@ -94,6 +94,7 @@ def write_through_kills(writing: Writing, handle: Any, until: Any) -> Counter[in
                 for piece in writing.pieces(partition, begin, begin + 100):
                     writer.write(piece)
             until(lambda before=begin * PIECE: records_in(handle) > before, "rows of both")
+            until(lambda: not handle.info().unprotected, "holders")
             kill_worker_of(writing, handle, begin // 100)
         for writer, partition in ((one, 0), (two, 1)):
             for piece in writing.pieces(partition, 200, 300):
@@ -122,6 +123,16 @@ def test_without_a_lease_what_is_not_known_to_be_taken_is_sent_again(writing: Wr
     handle = writing.submit(0)
     found = write_through_kills(writing, handle, until)
     assert len(found) > len(ALL) - handle.info().rows_in_flight - 1
+
+
+def test_with_a_guarantee_each_row_comes_and_those_that_come_twice_are_counted(
+    writing: Writing, until: Any
+) -> None:
+    handle = writing.submit(None, guarantee="at_least_once")
+    found = write_through_kills(writing, handle, until)
+    info = handle.info()
+    assert set(found) == ALL and found.total() - len(ALL) <= info.rows_again
+    assert not (info.rows_dropped or info.rows_in_flight)
 
 
 def test_writers_go_on_when_the_function_raises(writing: Writing) -> None:

@@ -8,7 +8,9 @@ them.
 The next attempt of the task itself continues there as well, if tasks restart: leases and positions are those
 of every source (:class:`~minishuffle.worker.sources.leases.SourceLeases`). The position of a partition is a
 checksum, by which its writer finds that it brings the same rows again. A partition is complete, and its
-program gets the receipt, once the coordinator knows its end.
+program gets the receipt, once the coordinator knows its end. In a job that loses nothing positions are in the
+snapshots of the task, and the receipt follows once no next attempt begins before the end: programs send again
+what came behind the snapshot with which the task goes on.
 
 What other sources do not have is the channels: credit, a link that breaks while the task goes on, and
 attempts of a program that supersede each other.
@@ -142,7 +144,7 @@ class UpstreamGate:
         post: runs a call on the loop.
         leases: None: the task never restarts.
         moved: called on the loop with positions for the coordinator.
-        resumed: the positions reported by an earlier attempt of the task.
+        resumed: the positions reported by an earlier attempt of the task; None: :meth:`resume` tells them.
     """
 
     rate: Final = None
@@ -154,7 +156,7 @@ class UpstreamGate:
         *,
         post: Callable[..., None],
         clock: Callable[[], float],
-        resumed: Iterable[SplitPosition] = (),
+        resumed: Iterable[SplitPosition] | None = (),
     ) -> None:
         self.changes: deque[SplitChange] = deque()
         self.positions: dict[int, int] = {}
@@ -170,11 +172,12 @@ class UpstreamGate:
         self._post = post
         self._ended = False
         self._writes: dict[str, _Write] = {}
-        for entry in resumed:
-            if entry.cursor is not None:
-                self._resume(Progress.resumed(entry, entry.cursor))
+        self._is_resumed = False
+        self._early: list[Callable[[], None]] = []
+        """Calls that wait for :meth:`resume`."""
         self.gate = make_gate(self)
-        leases.begin(self, clock(), guesses=True)
+        if resumed is not None:
+            self.resume(resumed)
 
     def _resume(self, progress: Progress) -> None:
         write, partition = write_and_partition(progress.name)
@@ -219,7 +222,28 @@ class UpstreamGate:
         self._leases.end(channel.progress.split, close)
         self._leases.look(self._clock())
 
+    def snapshot(self) -> list[SplitPosition]:
+        known = [each for write in list(self._writes.values()) for each in list(write.partitions.values())]
+        return [SplitPosition(each.split, each.rows, 0, each.ended, each.cursor()) for each in known]
+
     # --- loop ------------------------------------------------------------------------------------
+
+    def resume(self, positions: Iterable[SplitPosition]) -> None:
+        for entry in positions:
+            if entry.cursor is not None:
+                self._resume(Progress.resumed(entry, entry.cursor))
+        self._leases.begin(self, self._clock(), guesses=True)
+        self._is_resumed = True
+        early, self._early = self._early, []
+        for call in early:
+            call()
+
+    def once_resumed(self, call: Callable[[], None]) -> None:
+        """Have that called, now or once it is known where the task goes on."""
+        if self._is_resumed:
+            call()
+        else:
+            self._early.append(call)
 
     def begin(self, write: str, mine: range | None, *, idle: bool = False) -> None:
         """Begin a write: the watermark waits for all its partitions of this subtask. ``mine``: their numbers;

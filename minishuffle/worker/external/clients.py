@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from minishuffle import limits
@@ -284,6 +285,14 @@ class ExternalClients:
 
     def serve(self, message: BeginWrite | ExpectUpstream | EndWrite) -> None:
         """Handle a message of the coordinator about external writes."""
+        attempt = self._deployment.attempts.get(_attempt_id(message))
+        gate = attempt.upstreams if attempt is not None else None
+        if gate is None:
+            self._serve(message)
+        else:
+            gate.once_resumed(partial(self._serve, message))
+
+    def _serve(self, message: BeginWrite | ExpectUpstream | EndWrite) -> None:
         match message:
             case BeginWrite():
                 self._begin(message)

@@ -70,6 +70,15 @@ class _Cut:
     """The number of the first snapshot of the task that covers them; inf: none does so far."""
 
 
+@dataclass(slots=True)
+class _HeldEnd:
+    """The end of a split, whose receipt waits for a snapshot of the task that is safe."""
+
+    receipt: Callable[[], None]
+    snapshot: float = math.inf
+    """The number of the first that covers it; inf: none does so far."""
+
+
 class SourceLeases:
     """The leases of one attempt of a source.
 
@@ -125,6 +134,8 @@ class SourceLeases:
         """Held, for a few steps, by whoever uses the ledger. The loop does not wait for it."""
         self._posted = self._arrived = 0
         """Number of reports posted by the task, and number of reports that have arrived on the loop."""
+        self._held_ends: deque[_HeldEnd] = deque()
+        """The task adds, the loop removes."""
         self._ends: dict[int, Callable[[], None]] = {}
         """By split, the receipt of its end, which is not reported yet."""
         self._receipts: deque[tuple[int, Callable[[], None]]] = deque()
@@ -187,7 +198,7 @@ class SourceLeases:
         split, cursor = splits.current, splits.cursor
         self._confirm()
         if ledger is None:
-            if cursor is not None:
+            if cursor is not None and self._told is not None:
                 self._passed[cursor.name] = cursor.position
             return
 
@@ -276,6 +287,8 @@ class SourceLeases:
 
     def snapshot(self, number: int) -> None:
         """The snapshot of that number is taken now: all that was read is passed on."""
+        for end in tuple(self._held_ends):  # copied in one step
+            end.snapshot = min(end.snapshot, number)
         for cut in self._cuts:
             cut.snapshot = min(cut.snapshot, number)
 
@@ -295,6 +308,8 @@ class SourceLeases:
                 self._ledger.end(split)
                 if receipt is not None:
                     self._ends[split] = receipt
+        elif receipt is not None and self._held:
+            self._held_ends.append(_HeldEnd(receipt))
         elif receipt is not None:
             self._paths.post(receipt)
 
@@ -318,6 +333,8 @@ class SourceLeases:
     def safe(self, number: int) -> None:
         """No attempt begins before the snapshot of that number."""
         self._safe_number = number
+        while self._held_ends and self._held_ends[0].snapshot <= number:
+            self._held_ends.popleft().receipt()
         self._paths.bell.ring()
 
     def cut_complete(self, number: int, kept: int, *, freed: bool) -> None:

@@ -542,7 +542,7 @@ class Attempt:
             self.task.leases,
             post=self.paths.post,
             clock=services.clock,
-            resumed=unpack_positions(self.spec.positions),
+            resumed=None if self._takes_snapshots else unpack_positions(self.spec.positions),
         )
 
     def set_pause(self, barrier: int, *, paused: bool) -> None:

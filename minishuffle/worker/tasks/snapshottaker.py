@@ -102,6 +102,7 @@ class SnapshotTaker:
         self._cut: tuple[int, list[list[ChannelRows]]] = (0, [])
         """The last durable snapshot, and the rows that it covers, by gate; the thread sets it."""
         self._left_out: Sequence[int] = ()
+        self._is_resumed = False
         self._is_read = self._is_wanted = False
         """Consumers have said something, and somebody wants a snapshot: the loop sets these, and the thread
         clears them before it looks."""
@@ -127,6 +128,9 @@ class SnapshotTaker:
         for gate in self._gates:
             if taken := begun.taken.get(gate.edge):
                 gate.begin_at(taken)
+        if any(gate.has_splits for gate in self._gates):
+            self._paths.post(self._resume, begun.positions)
+            self._paths.wait_until(lambda: self._is_resumed)
         self._machine = LocalSnapshots(
             begun,
             interval=self._settings.snapshot_interval,
@@ -283,6 +287,13 @@ class SnapshotTaker:
         )
 
     # --- loop ------------------------------------------------------------------------------------
+
+    def _resume(self, positions: Sequence[SplitPosition]) -> None:
+        """Gates whose channels are splits go on there."""
+        for gate in self._gates:
+            gate.resume(positions)
+        self._is_resumed = True
+        self._paths.bell.ring()
 
     def seen(self) -> dict[str, float]:
         """For :attr:`~minishuffle.counters.TaskCounters.snapshot`, as of now."""

@@ -497,7 +497,9 @@ class Task:
             self.snapshots.secure(chain, self._positions)
 
     def _positions(self) -> list[SplitPosition]:
-        return [] if self._reader is None else self._reader.snapshot()
+        if self._reader is not None:
+            return self._reader.snapshot()
+        return [each for gate in self.gates for each in gate.positions()]
 
     def _leave_out(self, portion: Portion) -> None:
         """Count and report records of the source that it could not read."""

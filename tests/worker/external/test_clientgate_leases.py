@@ -36,7 +36,7 @@ def there(partition: int, rows: int, base: int = 0, checksum: int = 0, done: boo
 class Stand:
     """A gate with leases of 3 rows. The coordinator acknowledges when the task waits, or in :meth:`turn`."""
 
-    def __init__(self, *resumed: SplitPosition) -> None:
+    def __init__(self, *resumed: SplitPosition, held: bool = False) -> None:
         network = NetworkBufferPool(16, SEGMENT_BYTES)
         self.reports: list[list[SplitPosition]] = []
         self.waits = 0
@@ -47,7 +47,7 @@ class Stand:
         paths: Any = SimpleNamespace(
             wait_until=self._wait, bell=SimpleNamespace(ring=lambda: None), post=self._post
         )
-        self.leases = SourceLeases(paths, self._report, rows=3)
+        self.leases = SourceLeases(paths, None if held else self._report, rows=3, held=held)
         self.upstreams = UpstreamGate(
             lambda splits: InputGate(
                 UPSTREAM_EDGE,
@@ -62,7 +62,7 @@ class Stand:
             self.leases,
             post=self._post,
             clock=lambda: self.now,
-            resumed=resumed,
+            resumed=None if held else resumed,
         )
         self.gate = self.upstreams.gate
         self.told: list[Progress] = []
@@ -253,3 +253,41 @@ def test_a_program_that_connects_again_ends_the_connection_that_it_has_lost() ->
     channel.disconnect = ends.append
     stand.upstreams.expect("w", 0, 1, stand.told.append, connection=1)
     assert len(ends) == 1
+
+
+def test_a_task_that_takes_snapshots_goes_on_at_one_and_answers_once_it_knows_which() -> None:
+    stand = Stand(held=True)
+    heard: list[str] = []
+    stand.upstreams.once_resumed(lambda: heard.append("early"))
+    assert not heard
+    stand.gate.resume([])
+    assert heard == ["early"] and stand.gate.has_splits
+    channel = stand.open()
+    arrive(channel, "a", "b", "c", "d")
+    assert stand.rows() == ["a", "b", "c", "d"] and not (stand.waits or stand.reports)
+    (position,) = [each for each in stand.gate.positions() if each.end]
+    assert position == there(0, 4, checksum=channel.progress.checksum)
+    again = Stand(held=True)
+    again.gate.resume(stand.gate.positions())
+    again.upstreams.once_resumed(lambda: heard.append("late"))
+    assert heard[1:] == ["late"]
+    again.upstreams.begin("w", range(2))
+    again.upstreams.expect("w", 0, 2, again.told.append)
+    (progress,) = again.told
+    assert (progress.rows, progress.checksum, progress.base) == (4, channel.progress.checksum, 0)
+
+
+def test_the_receipt_of_a_partition_waits_for_a_snapshot_behind_its_end() -> None:
+    stand = Stand(held=True)
+    stand.gate.resume([])
+    channel = stand.open()
+    arrive(channel, "a")
+    stand.leases.snapshot(1)
+    arrive_end(channel)
+    stand.rows()
+    stand.leases.safe(1)
+    stand.leases.snapshot(2)
+    assert not channel.progress.complete, "a next attempt may begin before its end"
+    assert [each.done for each in stand.gate.positions()] == [True, False]
+    stand.leases.safe(2)
+    assert channel.progress.complete and stand.upstreams.end_write("w", [0]) == []
