@@ -121,10 +121,11 @@ class SnapshotTaker:
         partitions = self._partitions.values()
         self._retained = {each.id.edge: each for each in partitions if isinstance(each, RetainedPartition)}
         for edge, rows in begun.written.items():
-            if edge == READERS_EDGE and self._parts.spool is not None:
-                self._parts.spool.begin_at(rows[0])
-            else:
+            if edge != READERS_EDGE:
                 self._retained[edge].begin_at(rows)
+        if self._parts.spool is not None:
+            (row,) = begun.written.get(READERS_EDGE, [0])
+            self._parts.spool.begin_at(row)
         for gate in self._gates:
             if taken := begun.taken.get(gate.edge):
                 gate.begin_at(taken)

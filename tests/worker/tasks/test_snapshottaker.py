@@ -212,22 +212,25 @@ async def test_readers_get_each_row_though_a_sink_is_lost_with_those_that_they_h
     job = Recovery(site, stream.to_spark("result"))
     deployment, found, committed = site.deployment, Counter[int](), Counter[int]()
 
-    def commit() -> bool:
-        """A reader takes what there is, and commits it."""
+    def commit(last: int) -> None:
+        """A reader takes what there is up to row ``last`` of each subtask, and commits it."""
         for (operator, index), spec in job.specs.items():
             spool = deployment.spools.get(now := attempt_id("j1", spec))
-            if operator == 0 or spool is None or spool.rows == committed[index]:
+            end = 0 if operator == 0 or spool is None else min(spool.rows, last)
+            if spool is None or end <= committed[index]:
                 continue
-            end = spool.rows
             for rows, parts in spool.read(max(spool.freed, committed[index]), end):
                 data = memoryview(b"".join(parts))
                 batch = decode(read_header(data)[2], rows, data[ELEMENT_HEADER.size :]).payload
                 found.update(batch.column("n").to_pylist())
             committed[index] = end
             deployment.free_rows(now, end, end)
-        return found.total() > 1_000
 
-    await site.until(commit)
+    def is_read(rows: int) -> bool:
+        commit(rows)
+        return committed == {0: rows, 1: rows}
+
+    await site.until(lambda: is_read(600))
     for index in (0, 1):
         key = 1, index
         spec = job.specs[key]
@@ -237,7 +240,12 @@ async def test_readers_get_each_row_though_a_sink_is_lost_with_those_that_they_h
         job.lose(key)
         spool.give_up()
     expected = Counter(range(ROWS)) + Counter(range(ROWS))
-    await site.until(lambda: commit() and not expected - found and len(site.outcomes) == 4)
+
+    def are_all_read() -> bool:
+        commit(10 * ROWS)
+        return not expected - found and len(site.outcomes) == 4
+
+    await site.until(are_all_read)
     counted = sum(spool.rows_again for spool in deployment.spools.values())
     assert (found - expected).total() <= counted
     deployment.drop_spools("j1")
