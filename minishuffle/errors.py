@@ -272,7 +272,8 @@ class StorageUnavailable(ShuffleError):
 
 class StateLost(ShuffleError):
     """A task of a job with a guarantee, and all workers with its snapshots, were lost: without them it would
-    have to begin anew, and rows would be lost. The whole job goes back to a snapshot of all its tasks."""
+    have to begin anew, or with an older one, and rows would be lost. The whole job goes back to a snapshot of
+    all its tasks."""
 
     code = 47
 

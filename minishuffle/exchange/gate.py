@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from minishuffle.counters import GateSnapshot, TaskCounters
-from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError
+from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError, StateLost
 from minishuffle.exchange.channels import (
     ChannelEvent,
     Detached,
@@ -436,15 +436,15 @@ class InputGate:
         """What an attachment delivers begins with that row.
 
         Raises:
-            RemoteProtocolError: rows before it are missing, and none may be.
+            StateLost: rows before it are missing, and none may be.
             PeerLost: so are they, and the task's next attempt gets them.
         """
         missed, half = channel.rows.begin(row)
         channel.rows_incomplete += half
         if missed and self._guaranteed and not channel.ended:
-            raise RemoteProtocolError(
+            raise StateLost(
                 f"subtask {channel.producer} goes on with row {row} of edge {self.edge}, and {missed} rows "
-                "before it are missing: it gave them up although no snapshot of this task covers them"
+                "before it are missing: it gave them up, since a snapshot covers them that was lost"
             )
         if missed and self._strict and not channel.ended:
             raise PeerLost(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.errors import PeerLost, RemoteProtocolError
+from minishuffle.errors import PeerLost, RemoteProtocolError, StateLost
 from minishuffle.exchange.channels import Attached, LocalBuffer
 from minishuffle.exchange.elements import ELEMENT_HEADER
 from minishuffle.wire.frames import EventKind
@@ -430,9 +430,7 @@ def test_a_gate_with_a_guarantee_fails_where_a_row_is_missing(
         setup.arrive_event(channel, EventKind.END_OF_PARTITION, row=4)
     else:
         setup.arrive(channel, setup.element([4]), row=4)
-    with pytest.raises(
-        RemoteProtocolError, match="subtask 0 goes on with row 4 of edge 0, and 2 rows before"
-    ):
+    with pytest.raises(StateLost, match="subtask 0 goes on with row 4 of edge 0, and 2 rows before"):
         setup.rows()
     setup.gate.close()
 
