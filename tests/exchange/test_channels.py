@@ -84,6 +84,47 @@ def test_what_comes_home_late_credits_no_newer_attachment() -> None:
     exchange.close()
 
 
+def written(exchange: Exchange, size: int = 10) -> Any:
+    """A buffer that was sent, read and not given back."""
+    exchange.write(0, size)
+    exchange.flush(0)
+    exchange.partitions[0].subpartitions[0].attend()
+    exchange.settle()
+    exchange.poll_all()
+    return exchange.returned[-1]
+
+
+def test_a_local_buffer_is_spared_until_more_is_to_be_sent_of_its_segment() -> None:
+    exchange = Exchange()
+    exchange.attach_local(0)
+    buffer = written(exchange)
+    assert buffer.attachment.spares(buffer)
+    exchange.write(0, 10)
+    assert not buffer.attachment.spares(buffer), "what was published since waits for it"
+    exchange.give_back(1)
+    full = written(exchange, 2 * SEGMENT_BYTES)
+    assert not full.attachment.spares(full), "its segment is to be free, or others wait behind it"
+    exchange.close()
+
+
+def test_remote_buffers_are_spared_while_the_producer_has_half_of_its_credit() -> None:
+    exchange = Exchange()
+    exchange.attach_remote(0)
+    exchange.settle()
+    spared = []
+    for _ in range(EXCLUSIVE):
+        buffer = written(exchange)
+        spared.append(buffer.attachment.spares(buffer))
+    assert spared == [EXCLUSIVE - number >= EXCLUSIVE / 2 for number in range(1, EXCLUSIVE)] + [False]
+    exchange.give_back(99)
+    exchange.settle()
+    buffer = written(exchange)
+    assert buffer.attachment.spares(buffer)
+    exchange.attach_remote(0)
+    assert not buffer.attachment.spares(buffer), "it goes to the pool"
+    exchange.close()
+
+
 def test_a_request_says_which_row_of_which_version_is_the_first_that_is_wanted() -> None:
     exchange = Exchange()
     requests: list[PartitionRequest] = []

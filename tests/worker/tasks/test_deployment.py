@@ -222,6 +222,15 @@ async def test_the_buffer_timeout_sends_what_is_published(site: Site) -> None:
     assert tasks[-1.0][1].counters.records_in == 0
 
 
+async def test_what_nobody_waited_for_is_taken_back_at_each_flush_and_look(site: Site) -> None:
+    taken: list[str] = []
+    for name, look in (("flush", lambda: site.deployment.flush(0.1)), ("look", site.deployment.look)):
+        site.inbox.post(taken.append, name, wakes=False)
+        assert name not in taken
+        look()
+        assert taken[-1] == name
+
+
 async def test_the_flush_intervals_are_those_of_the_jobs_that_are_there(site: Site) -> None:
     for timeout in (0.2, 5.0):
         job, settings = f"j{timeout}", JobSettings(buffer_timeout=timeout)
