@@ -229,8 +229,8 @@ class TaskCounters:
     ``p99``, ``max``; empty before the first marker."""
     snapshot: dict[str, float] = field(default_factory=dict)
     """Local snapshots of the attempt: ``taken``, how many; ``bytes`` and ``seconds``, the size of the last
-    one and how long its thread took for it; ``age`` in seconds of what a next attempt goes on from, unless
-    the holder has nothing. Empty without a guarantee."""
+    one and for how long its thread had a processor for it; ``age`` in seconds of what a next attempt goes on
+    from, unless the holder has nothing. Empty without a guarantee."""
 
     @property
     def seconds(self) -> float:

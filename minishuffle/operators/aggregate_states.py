@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -86,6 +86,9 @@ def folded(
 
 class Aggregate(ABC):
     """One output column: its state for every slot."""
+
+    reads_all: ClassVar[bool] = False
+    """To read some slots takes as long as to read all."""
 
     @abstractmethod
     def grow(self, size: int) -> None:

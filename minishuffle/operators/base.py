@@ -365,6 +365,10 @@ class Operator(Protocol):
     def write_state(self) -> Iterator[StatePart]:
         """All that is held by key, and how far event time is, between two batches."""
 
+    def freeze_state(self) -> Iterator[StatePart]:
+        """What :meth:`write_state` gives now. The parts may be asked for one by one, between two of the
+        batches that follow; nobody asks for any once this is called again."""
+
     def read_state(self, parts: Iterable[StatePart]) -> None:
         """(After open, before the first batch.) Go on with what operators of this kind have written."""
 

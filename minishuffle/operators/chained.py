@@ -91,6 +91,10 @@ class ChainedOperator:
         """What is held by key; nothing."""
         return iter(())
 
+    def freeze_state(self) -> Iterator[StatePart]:
+        """By default all of it is made now."""
+        return iter(list(self.write_state()))
+
     def read_state(self, parts: Iterable[StatePart]) -> None:
         """Go on with state that operators of this kind have written; there is none."""
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -21,6 +24,10 @@ Columns: TypeAlias = "tuple[Vector | None, list[pa.Array], list[pa.Array]]"
 
 _SPARE_SLOTS: Final = 4096
 """So many slots of namespaces that have gone are not worth making the state smaller."""
+SLICE_SLOTS: Final = 16_384
+"""Slots that are written between two batches, at least: in 0.3 ms, or in 2 if all were copied before."""
+COPIED_ROWS_MAX: Final = 262_144
+"""Copies of so many slots are not put together with others: that would take longer than 5 ms."""
 _NAMESPACE: Final = "namespace"
 
 
@@ -51,6 +58,8 @@ class ColumnStore:
         """The greatest of them."""
         self._spare = 0
         """How many these are."""
+        self._frozen: _FrozenSlots | None = None
+        """What is being written while the state goes on."""
         self._marks = np.zeros(0, np.int64)
         """By slot the last mark before it was last touched."""
 
@@ -67,12 +76,16 @@ class ColumnStore:
         Raises: as ``KeyIndex.lookup``.
         """
         if self._gone and namespaces is not None and self._must_compact(namespaces):
+            if self._frozen is not None:
+                self._frozen.write_all()
             self._compact()
         known = self._size
         slots = self._index.lookup([*keys] if namespaces is None else [pa.array(namespaces), *keys])
         size = self._size = len(self._index)
         for _, _, aggregate in self._outputs:
             aggregate.grow(size)
+        if self._frozen is not None:
+            self._frozen.keep(slots)
         if size == known:
             return slots
         if namespaces is None:
@@ -125,6 +138,14 @@ class ColumnStore:
     def _all_slots(self) -> Vector:
         """In the order of iteration."""
         return np.arange(self._size) if self._is_plain else self.slots_of(self._slots)
+
+    def _some_slots(self, most: int) -> Iterator[Vector]:
+        """The same as of now, so many at a time."""
+        size = self._size
+        if self._is_plain:
+            return (np.arange(first, min(first + most, size)) for first in range(0, size, most))
+        slots = self._all_slots()
+        return (slots[first : first + most] for first in range(0, len(slots), most))
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -181,16 +202,39 @@ class ColumnStore:
 
     # --- parts -----------------------------------------------------------------------------------------
 
-    def write(self, name: str, number: int) -> Iterator[StatePart]:
-        """Parts of that name; the numbers of keys in the order of iteration begin with ``number``."""
-        slots = self._all_slots()
-        for first in range(0, len(slots), BATCH_ROWS_MAX):
-            some = slots[first : first + BATCH_ROWS_MAX]
+    def write(self, name: str, number: int, *, frozen: bool = False) -> Iterator[StatePart]:
+        """Parts of that name; the numbers of keys in the order of iteration begin with ``number``.
+
+        Args:
+            frozen: the parts, which are shorter, are made one by one while the state goes on. One call at a
+                time may have some to make.
+        """
+        if not frozen or any(aggregate.reads_all for _, _, aggregate in self._outputs):
+            slots = self._some_slots(BATCH_ROWS_MAX)
+            parts = self._write(name, number, slots, partial(states_of, self._outputs))
+            return iter(list(parts)) if frozen else parts
+        make = partial(self._write, name, number, self._some_slots(SLICE_SLOTS))
+        held = self._frozen = _FrozenSlots(self._outputs, self._size, make)
+        return self._frozen_parts(held)
+
+    def _frozen_parts(self, frozen: _FrozenSlots) -> Iterator[StatePart]:
+        yield from frozen
+        self._frozen = None
+
+    def _write(
+        self,
+        name: str,
+        number: int,
+        slots: Iterable[Vector],
+        states: Callable[[Vector], dict[str, pa.Array]],
+    ) -> Iterator[StatePart]:
+        for some in slots:
             namespaces, keys = self._keys_at(some)
-            columns = {ORDER: pa.array(np.arange(number + first, number + first + len(some)))}
+            columns = {ORDER: pa.array(np.arange(number, number + len(some)))}
+            number += len(some)
             if namespaces is not None:
                 columns[_NAMESPACE] = pa.array(namespaces)
-            yield from cut(by_columns(name, keys, columns | states_of(self._outputs, some)))
+            yield from cut(by_columns(name, keys, columns | states(some)))
 
     def read(self, part: StatePart) -> None:
         """Go on with a part; those of one subtask come in order."""
@@ -198,3 +242,84 @@ class ColumnStore:
         namespaces = part.batch[_NAMESPACE].to_numpy() if _NAMESPACE in names else None
         slots = self.take(key_columns_of(part), namespaces)
         merge_states(self._outputs, slots, self._size, part.batch)
+
+
+class _FrozenSlots:
+    """The states of slots as of one moment, read bit by bit while the aggregates go on: those of slots that
+    change are copied before, see :meth:`keep`. Iterated once.
+
+    Args:
+        make: gives parts, with states of slots as it is given them.
+    """
+
+    def __init__(
+        self,
+        outputs: Outputs,
+        size: int,
+        make: Callable[[Callable[[Vector], dict[str, pa.Array]]], Iterator[StatePart]],
+    ) -> None:
+        self._outputs = outputs
+        self._place = np.zeros(size, np.int32)
+        """By slot the number of its copy, from 1; 0: there is none; -1: it was read."""
+        self._copies: list[pa.Table] = []
+        self._ends = np.zeros(0, np.int64)
+        """The number of copies up to the end of each of ``_copies``."""
+        self._ready: deque[StatePart] = deque()
+        self._parts = make(self._states)
+        """What is yet to be made."""
+
+    def __iter__(self) -> Iterator[StatePart]:
+        while True:
+            if self._ready:
+                yield self._ready.popleft()
+            elif (part := next(self._parts, None)) is not None:
+                yield part
+            else:
+                return
+
+    def write_all(self) -> None:
+        """Slots are about to be numbered anew."""
+        self._ready.extend(self._parts)
+        self._place = np.zeros(0, np.int32)
+
+    def keep(self, slots: Vector) -> None:
+        """The states of these slots may change from now on."""
+        own = slots[slots < len(self._place)]
+        own = own[self._place[own] == 0]
+        if not len(own):
+            return
+        places = np.arange(1, len(own) + 1)
+        self._place[own] = places
+        own = own[self._place[own] == places]  # each once
+        end = self._ends[-1] if len(self._ends) else 0
+        self._place[own] = np.arange(end + 1, end + 1 + len(own))
+        self._ends = np.append(self._ends, end + len(own))
+        self._copies.append(pa.table(states_of(self._outputs, own)))
+        while len(self._copies) > 1 and self._are_short(*self._copies[-2:]):
+            both = pa.concat_tables(self._copies[-2:], promote_options="permissive").combine_chunks()
+            self._copies[-2:], self._ends = [both], np.delete(self._ends, -2)
+
+    def _are_short(self, first: pa.Table, second: pa.Table) -> bool:
+        """Whether these copies are better read as one: there are fewer then, and each is moved few times."""
+        rows, more = int(first.num_rows), int(second.num_rows)
+        return rows < 2 * more and rows + more <= COPIED_ROWS_MAX
+
+    def _states(self, slots: Vector) -> dict[str, pa.Array]:
+        """What :func:`states_of` gave of these slots at that moment. Each is read once."""
+        places = self._place[slots]
+        self._place[slots] = -1
+        as_they_are = np.flatnonzero(places == 0)
+        if len(as_they_are) == len(slots):
+            return states_of(self._outputs, slots)
+        tables = [pa.table(states_of(self._outputs, slots[as_they_are]))]
+        order = np.argsort(places, kind="stable")  # Those without a copy come first.
+        numbers, begin = places[order[len(as_they_are) :]].astype(np.int64) - 1, 0
+        cuts = [0, *np.searchsorted(numbers, self._ends).tolist()]
+        for (first, last), copies, end in zip(pairwise(cuts), self._copies, self._ends.tolist(), strict=True):
+            if first < last:
+                tables.append(copies.take(pa.array(numbers[first:last] - begin)))
+            begin = end
+        # An aggregate may have gone over to a wider type meanwhile.
+        table = pa.concat_tables(tables, promote_options="permissive")
+        ordered = table.take(pa.array(np.argsort(order))).combine_chunks()
+        return {name: ordered[name].chunk(0) for name in ordered.column_names}

@@ -50,6 +50,9 @@ class Distinct(ChainedOperator):
     def write_state(self) -> Iterator[StatePart]:
         return self._state.write()
 
+    def freeze_state(self) -> Iterator[StatePart]:
+        return self._state.write(frozen=True)
+
     def read_state(self, parts: Iterable[StatePart]) -> None:
         self._state.read(parts)
         self._known = len(self._state)
@@ -62,6 +65,8 @@ class DistinctCount(Aggregate):
     Raises:
         UsageError: values are lists and the like.
     """
+
+    reads_all = True
 
     def __init__(self, name: str) -> None:
         self._name = name

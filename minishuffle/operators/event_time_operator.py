@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
@@ -296,8 +297,8 @@ class EventTimeOperator(RecordOperator):
         """What is no value of a key."""
         return {"progress": Holding("all", self.progress.write, self.progress.read)}
 
-    def write_keyed(self) -> Iterator[StatePart]:
-        """What is in keyed state."""
+    def write_keyed(self, *, frozen: bool = False) -> Iterator[StatePart]:
+        """What is in keyed state; ``frozen`` as in :meth:`freeze_state`."""
         return iter(())
 
     def read_keyed(self, parts: Sequence[StatePart]) -> None:
@@ -306,6 +307,10 @@ class EventTimeOperator(RecordOperator):
     def write_state(self) -> Iterator[StatePart]:
         yield from TaskState(self.holdings()).write(self.context.index)
         yield from self.write_keyed()
+
+    def freeze_state(self) -> Iterator[StatePart]:
+        others = list(TaskState(self.holdings()).write(self.context.index))
+        return chain(others, self.write_keyed(frozen=True))
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
         kept = list(parts)

@@ -195,8 +195,8 @@ class ProcessRows(EventTimeOperator):
     def state_rows(self) -> int:
         return len(self._state)
 
-    def write_keyed(self) -> Iterator[StatePart]:
-        return self._state.write(self.context.paused_seconds())
+    def write_keyed(self, *, frozen: bool = False) -> Iterator[StatePart]:
+        return self._state.write(self.context.paused_seconds(), frozen=frozen)
 
     def read_keyed(self, parts: Sequence[StatePart]) -> None:
         self._state.read(parts, self.context.paused_seconds(), self._running())

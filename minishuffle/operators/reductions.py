@@ -75,8 +75,9 @@ class Reduction:
         """How many keys there are."""
         return len(self.state)
 
-    def write(self) -> Iterator[StatePart]:
-        return self.state.write()
+    def write(self, *, frozen: bool = False) -> Iterator[StatePart]:
+        """See :meth:`KeyedState.write`."""
+        return self.state.write(frozen=frozen)
 
     def read(self, parts: Iterable[StatePart]) -> None:
         self.state.read(parts)
@@ -114,6 +115,9 @@ class KeyedReduction(RecordOperator):
 
     def write_state(self) -> Iterator[StatePart]:
         return self._reduction.write()
+
+    def freeze_state(self) -> Iterator[StatePart]:
+        return self._reduction.write(frozen=True)
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
         self._reduction.read(parts)
@@ -283,14 +287,14 @@ class KeyCount(Reduction):
         """The number of keys; some of short batches, fewer than ``COLUMN_KEYS_MIN``, may be in it twice."""
         return len(self.state) + (0 if self._columns is None else len(self._columns))
 
-    def write(self) -> Iterator[StatePart]:
+    def write(self, *, frozen: bool = False) -> Iterator[StatePart]:
         """As rows, whichever way they came."""
         self._put_together()
         if self._columns is None:
-            return self.state.write()
+            return self.state.write(frozen=frozen)
         state = KeyedState(packs=False)
         _add_counts(state, _pairs(self._columns))
-        return state.write()
+        return state.write(frozen=frozen)
 
     def _counted(self, keys: list[Any]) -> tuple[dict[Any, int], list[Any]]:
         """Count these keys; the counts by canonical key, and the canonical keys."""

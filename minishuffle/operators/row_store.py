@@ -9,7 +9,7 @@ that, and a whole batch's values are fetched at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import NoneType
 from typing import Any, Final
 
@@ -17,10 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.exchange.keys import key_array
+from minishuffle.exchange.rows import SCALARS
 from minishuffle.operators.aggregate_states import grown
 from minishuffle.operators.key_index import KeyIndex
+from minishuffle.operators.row_copies import copied
 
-__all__ = ["ABSENT", "PACKED_KEYS_MIN", "PACKED_ROWS_MIN", "RowStore"]
+__all__ = ["ABSENT", "PACKED_KEYS_MIN", "PACKED_ROWS_MIN", "FrozenRows", "RowStore"]
 
 ABSENT: Any = object()
 """The value of a key that has none, and of a record that was dropped."""
@@ -178,14 +180,73 @@ class _Packed:
 
     def items(self, slots: Any = None) -> Iterator[tuple[Any, Any]]:
         """As :meth:`RowStore.items`, with canonical keys; of some slots, or all."""
-        return zip(*self.forms_and_values(slots), strict=True)
-
-    def forms_and_values(self, slots: Any = None) -> tuple[Iterator[Any], Iterator[Any]]:
-        """As :meth:`RowStore.forms_and_values`; of some slots, or all."""
-        columns = list(map(pa.Array.to_pylist, self._index.keys(slots)))
-        keys = zip(*columns, strict=True) if self._tuples else iter(columns[0])
         values = self._values[: len(self._index)] if slots is None else self._values[slots]
-        return keys, iter(values.tolist())
+        return zip(self.forms(slots), values.tolist(), strict=True)
+
+    def forms(self, slots: Any = None) -> Iterator[Any]:
+        """The canonical keys of these slots, or of all."""
+        columns = list(map(pa.Array.to_pylist, self._index.keys(slots)))
+        return zip(*columns, strict=True) if self._tuples else iter(columns[0])
+
+    def freeze(self) -> tuple[Callable[[slice], list[Any]], Any]:
+        """As :class:`FrozenRows` takes them: slots keep their keys."""
+        values = self._values[: len(self._index)]
+        return self._some_forms, values.tolist() if self._kind is object else values.copy()
+
+    def _some_forms(self, some: slice) -> list[Any]:
+        return list(self.forms(np.arange(some.start, some.stop)))
+
+
+class FrozenRows:
+    """Keys and values of a store as of one moment, read bit by bit while the store goes on.
+
+    The keys and values that there are then are held by reference, which takes 10 ns for each. A value that
+    can be changed in place is copied before somebody may: see :meth:`keep`.
+
+    Args:
+        forms: gives canonical keys by their numbers.
+        values: a list, or a vector of numbers.
+        shown: the keys to show for canonical keys, where these differ.
+    """
+
+    __slots__ = ("_forms", "_kept", "_shown", "_values")
+
+    def __init__(self, forms: Callable[[slice], list[Any]], values: Any, shown: dict[Any, Any]) -> None:
+        self._forms, self._values, self._shown = forms, values, shown
+        self._kept: dict[Any, Any] = {}
+        """By canonical key, values as they were."""
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def keep(self, forms: Iterable[Any], held: Any, places: Iterable[Any]) -> None:
+        """The values of these canonical keys may be changed from now on; see :meth:`RowStore.take`."""
+        if not isinstance(self._values, list):
+            return
+        kept = self._kept
+        for form, place in zip(forms, places, strict=True):
+            if form not in kept:
+                value = held[place]
+                kept[form] = value if type(value) in SCALARS else copied(value)
+
+    def leave(self, form: Any, value: Any) -> None:
+        """The key goes, with that value, and may come again with another."""
+        self.keep([form], {form: value}, [form])
+
+    def keep_all(self) -> None:
+        """All values may be changed from now on."""
+        if isinstance(self._values, list):
+            self.keep(self._forms(slice(0, len(self))), self._values, range(len(self)))
+
+    def items(self, first: int, last: int) -> tuple[list[Any], list[Any]]:
+        """Keys, as they are shown, and values of those numbers, in the order in which keys first came."""
+        some = slice(first, last)
+        forms, values = self._forms(some), self._values[some]
+        if not isinstance(values, list):
+            values = values.tolist()
+        if self._kept:
+            values = list(map(self._kept.get, forms, values))
+        return list(map(self._shown.get, forms, forms)) if self._shown else forms, values
 
 
 class RowStore:
@@ -328,19 +389,21 @@ class RowStore:
         pairs, shown = iter(self._values.items()), self._shown
         return ((shown.get(form, form), value) for form, value in pairs) if shown else pairs
 
-    def forms_and_values(self) -> tuple[Iterator[Any], Iterator[Any]]:
-        """The same apart, with canonical keys."""
+    def freeze(self) -> FrozenRows:
+        """What :meth:`items` gives now."""
         values = self._values
-        if isinstance(values, _Packed):
-            return values.forms_and_values()
-        return iter(values), iter(values.values())
+        if isinstance(values, _Packed) and len(values):
+            return FrozenRows(*values.freeze(), self._shown.copy())
+        forms, held = (list(values), list(values.values())) if isinstance(values, _Objects) else ([], [])
+        return FrozenRows(forms.__getitem__, held, self._shown.copy())
 
-    def discard(self, form: Any) -> None:
-        """Let go of a canonical key's value, if it has one; from then on nothing is packed."""
-        values = self._unpacked()
-        values.pop(form, None)
+    def discard(self, form: Any) -> Any:
+        """Let go of a canonical key's value, and give it, :data:`ABSENT` if it has none; from then on nothing
+        is packed."""
+        found = self._unpacked().pop(form, ABSENT)
         if self._shown:
             self._shown.pop(form, None)
+        return found
 
     def restore(self, keys: list[Any], forms: list[Any], values: list[Any]) -> None:
         """Add keys that are not there, before any batch was taken."""

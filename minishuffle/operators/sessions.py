@@ -110,8 +110,8 @@ class SessionValues:
         """What is no value of a key in keyed state."""
         return {}
 
-    def write(self) -> Iterator[StatePart]:
-        """What is in keyed state."""
+    def write(self, *, frozen: bool = False) -> Iterator[StatePart]:
+        """What is in keyed state; ``frozen`` as in :meth:`EventTimeOperator.freeze_state`."""
         return iter(())
 
     def read(self, parts: Sequence[StatePart]) -> None:
@@ -153,8 +153,8 @@ class SessionOperator(EventTimeOperator):
         waiting = Holding("key", self._write_waiting, self._read_waiting)
         return {**super().holdings(), "waiting": waiting, **self._sessions.holdings()}
 
-    def write_keyed(self) -> Iterator[StatePart]:
-        return self._sessions.write()
+    def write_keyed(self, *, frozen: bool = False) -> Iterator[StatePart]:
+        return self._sessions.write(frozen=frozen)
 
     def read_keyed(self, parts: Sequence[StatePart]) -> None:
         self._sessions.read(parts)
@@ -252,8 +252,8 @@ class SessionFold(SessionValues):
     def __len__(self) -> int:
         return len(self._state)
 
-    def write(self) -> Iterator[StatePart]:
-        return self._state.write()
+    def write(self, *, frozen: bool = False) -> Iterator[StatePart]:
+        return self._state.write(frozen=frozen)
 
     def read(self, parts: Sequence[StatePart]) -> None:
         self._state.read(parts)

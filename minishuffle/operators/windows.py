@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise, repeat
+from itertools import chain, pairwise, repeat
 from operator import length_hint
 from typing import Any, Final, TypeAlias
 
@@ -171,8 +171,10 @@ class WindowValues:
         """Emit the values of a window that were not shown, to the side output of panes."""
         raise NotImplementedError
 
-    def write(self) -> Iterator[StatePart]:
-        return self.state.write()
+    def write(self, *, frozen: bool = False) -> Iterator[StatePart]:
+        """See :meth:`KeyedState.write`. Panes are marked without a batch, so theirs are not made later on."""
+        parts = self.state.write(frozen=frozen and not self.panes.tag)
+        return iter(list(parts)) if frozen and self.panes.tag else parts
 
     def read(self, parts: Sequence[StatePart]) -> Iterable[int]:
         """Go on with such parts. Gives what :meth:`bring` does."""
@@ -259,8 +261,8 @@ class WindowOperator(EventTimeOperator):
     def state_rows(self) -> int:
         return len(self._values.state)
 
-    def write_keyed(self) -> Iterator[StatePart]:
-        return self._values.write()
+    def write_keyed(self, *, frozen: bool = False) -> Iterator[StatePart]:
+        return self._values.write(frozen=frozen)
 
     def read_keyed(self, parts: Sequence[StatePart]) -> None:
         self._note(self._values.read(parts))
@@ -407,8 +409,10 @@ class WindowFold(WindowValues):
         tag = self.panes.tag
         emit_rows(rows, lambda batch: emit(Side(tag, batch)))
 
-    def write(self) -> Iterator[StatePart]:
-        yield from self.state.write()
+    def write(self, *, frozen: bool = False) -> Iterator[StatePart]:
+        return chain(self.state.write(frozen=frozen), list(self._write_panes()))
+
+    def _write_panes(self) -> Iterator[StatePart]:
         panes = _panes_state()
         for start in self.state:
             assert start is not None

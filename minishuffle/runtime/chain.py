@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 from types import FrameType
 from typing import Any, Final, Protocol
@@ -31,6 +32,7 @@ from minishuffle.operators.base import (
 )
 from minishuffle.operators.chained import ChainedOperator, ForgivingOperator, dropper_of, preview
 from minishuffle.operators.row_copies import own_rows
+from minishuffle.operators.state_parts import StatePart
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
 from minishuffle.wire.packed import SplitPosition
 
@@ -277,27 +279,27 @@ class Chain:
 
     # --- state -----------------------------------------------------------------------------------
 
-    def snapshot(self, positions: Sequence[SplitPosition] = (), *, of_all: bool = False) -> TaskStateSnapshot:
+    def snapshot(
+        self, positions: Sequence[SplitPosition] = (), *, of_all: bool = False, frozen: bool = False
+    ) -> TaskStateSnapshot:
         """All state between two elements, with the positions of the source. A side that the next attempt gets
         all of again is not in it.
 
         Args:
             of_all: it is put together with those of the other subtasks: what all of them have alike is in
                 that of the first.
+            frozen: its parts are to be asked for between two elements each, before the next one is taken.
 
         Raises:
-            UnserializableRecord: an exchange would not take what an operator holds.
+            UnserializableRecord: (with each part) an exchange would not take what an operator holds.
         """
-        parts = {}
+        parts: dict[str, Iterable[StatePart]] = {}
         for operator in filter(attrgetter("id"), self._holding):
             if of_all and self._index > 0 and operator.is_copied:
                 continue
-            try:
-                held = list(operator.write_state())
-            except UnserializableRecord as error:
-                raise UnserializableRecord(f"what {operator.name!r} holds: {error}") from error
-            if held:
-                parts[operator.id] = held
+            held = _parts_of(operator, frozen=frozen)
+            if (first := next(held, None)) is not None:
+                parts[operator.id] = chain([first], held) if frozen else [first, *held]
         return TaskStateSnapshot(parts, positions, self._outlet.watermark)
 
     def dealt(self) -> dict[int, int]:
@@ -373,6 +375,13 @@ def _noted(take: Emit, place: int, go_in: Callable[[int], int]) -> Emit:
         go_in(before)
 
     return take_noted
+
+
+def _parts_of(operator: Operator, *, frozen: bool) -> Iterator[StatePart]:
+    try:
+        yield from operator.freeze_state() if frozen else operator.write_state()
+    except UnserializableRecord as error:
+        raise UnserializableRecord(f"what {operator.name!r} holds: {error}") from error
 
 
 def _overriding(method: str, operators: Iterable[Operator]) -> list[Operator]:

@@ -20,8 +20,9 @@ class TaskStateSnapshot:
     Its positions are given to the source as those of an earlier attempt are; the rest is given to the chain.
     """
 
-    parts: Mapping[str, Sequence[StatePart]] = field(default_factory=dict)
-    """What its operators hold, by their ids; those that hold nothing are left out."""
+    parts: Mapping[str, Iterable[StatePart]] = field(default_factory=dict)
+    """What its operators hold, by their ids; those that hold nothing are left out. Some are made when
+    they are asked for."""
     positions: Sequence[SplitPosition] = ()
     """Where its source is in each split; nothing is leased."""
     watermark: int = BEGINNING_OF_TIME

@@ -277,6 +277,7 @@ class Worker:
             snapshots_held=self._on_snapshots_held,
             channel_event=self._on_channel_event,
             clock=self._loop.time,
+            cpu=lambda: time.thread_time(),
             wall=self._wall,
             secret=start.secret,
             away=lambda: not self.coordinator.connected,

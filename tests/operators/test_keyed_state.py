@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from datetime import date
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minishuffle.exchange.keys import canonical, destination, stable_hash
-from minishuffle.operators import change_log, column_store, row_store
+from minishuffle.operators import change_log, column_store, keyed_state, row_store
 from minishuffle.operators.aggregates import outputs_of
 from minishuffle.operators.change_log import Namespace
 from minishuffle.operators.key_timers import KeyTimers
@@ -73,9 +74,11 @@ def summed(found: Any) -> list[Any]:
 
 
 class Machine(RuleBasedStateMachine):
-    """What rows and columns have in common: they are written, and it is known what has changed."""
+    """What rows and columns have in common: they are written, at once or while they go on, and it is known
+    what has changed."""
 
     state: KeyedState
+    outputs: Any = None
     mark: int | None = None
 
     def __init__(self) -> None:
@@ -83,6 +86,9 @@ class Machine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(change_log, "_RECENT_ROWS_MIN", 4)
         self.patch.setattr(column_store, "_SPARE_SLOTS", 2)
+        self.patch.setattr(column_store, "SLICE_SLOTS", 2)
+        self.patch.setattr(keyed_state, "SLICE_ROWS", 2)
+        self.parts: Iterator[StatePart] | None = None
         self.copy: dict[Any, Any] = {}
         """What one has who only hears of the changes."""
 
@@ -113,6 +119,28 @@ class Machine(RuleBasedStateMachine):
                 self.copy[each] = there[each]
         assert self.copy == there
 
+    @rule()
+    def freeze(self) -> None:
+        """What is read from now on is as it is now."""
+        if self.parts is None:
+            self.frozen = list(self.current(self.state).items())
+            self.parts, self.read = self.state.write(frozen=True), []
+
+    @precondition(lambda self: self.parts is not None)
+    @rule(count=st.integers(1, 3), writes=st.booleans())
+    def read_on(self, count: int, writes: bool) -> None:
+        assert self.parts is not None
+        if writes:
+            list(self.state.write())
+        some = list(islice(self.parts, count))
+        assert all(part.batch.num_rows <= 2 or "due by" in part.name for part in some)
+        self.read += some
+        if len(some) < count:
+            outputs, there = self.outputs, self.made()
+            self.parts, self.outputs = None, outputs
+            there.read(self.read)
+            assert list(self.current(there).items()) == self.frozen
+
     @rule(dice=st.randoms(use_true_random=False), stood=st.sampled_from([0.0, 5.0]))
     def go_on_elsewhere(self, dice: Any, stood: float) -> None:
         """What is written is read by one subtask, and by three."""
@@ -129,7 +157,7 @@ class Machine(RuleBasedStateMachine):
         whole = self.current(self.state)
         assert sum(map(len, shares)) == len(whole)
         assert {each: value for share in shares for each, value in share.items()} == whole
-        self.state, self.mark = self.made(), None
+        self.state, self.mark, self.parts = self.made(), None, None
         self.state.read(divided(parts, 0, 1), stood)
         assert list(self.current(self.state).items()) == list(whole.items())
 
@@ -198,6 +226,9 @@ class Rows(Machine):
             known = self.expected.setdefault(namespace, {})
             entry = known.get(as_form(key))
             assert same(values[place], ABSENT if entry is None else entry[1])
+            if type(new) is list:
+                new = values[place] if type(values[place]) is list else []
+                new.append(len(new))
             if new is not ABSENT:
                 if self.processes and entry is None:
                     self.state.begin(key, form, new)
@@ -207,7 +238,8 @@ class Rows(Machine):
             if self.processes:
                 self.touch(form)
         dropped = [number for number, new in enumerate(news) if new is ABSENT]
-        self.state.put(None if dropped else list(news), dropped)
+        has_lists = any(type(new) is list for new in news)
+        self.state.put(None if dropped or has_lists else list(news), dropped)
 
     def touch(self, form: Any) -> None:
         self.now += 1

@@ -1,11 +1,15 @@
-"""State that was taken stays as it was while its operator goes on: it is written to disk meanwhile."""
+"""State that was taken stays as it was while its operator goes on, and is written or even made meanwhile."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
 
 import pyarrow as pa
 import pytest
 
-from minishuffle.operators.state_parts import StatePart
+from minishuffle.operators import column_store, keyed_state
+from minishuffle.operators.state_parts import KEY, StatePart, from_column
 from support.stateful import CASES, Run, head, tail
 
 
@@ -29,3 +33,33 @@ def test_what_was_taken_does_not_change_with_what_comes_later(name: str) -> None
     run.take(tail(name))
     run.finish()
     assert copied(taken) == before
+
+
+def rows_of(parts: Iterable[StatePart]) -> dict[str, list[str]]:
+    """By name the rows, however they are divided into parts."""
+    found: dict[str, list[str]] = {}
+    for part in parts:
+        columns = {
+            name: from_column(column) if name in (KEY, "value", "row") else column.to_pylist()
+            for name, column in zip(part.batch.schema.names, part.batch.columns, strict=True)
+        }
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        found.setdefault(part.name, []).extend(map(repr, rows))
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_made_while_it_goes_on_is_as_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyed_state, "SLICE_ROWS", 5)
+    monkeypatch.setattr(column_store, "SLICE_SLOTS", 5)
+    run = Run(name)
+    run.take(head(name))
+    taken = rows_of(run.operator.write_state())
+    parts, found = run.operator.freeze_state(), list[StatePart]()
+    for item in tail(name):
+        run.take([item])
+        found += islice(parts, 1)
+    alone = Run(name)
+    alone.take([*head(name), *tail(name)])
+    assert run.finish() == alone.finish()
+    assert rows_of([*found, *parts]) == taken

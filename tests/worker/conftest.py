@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, cast
@@ -70,6 +71,7 @@ class Site:
             snapshot_wanted=self._on_snapshot_wanted,
             snapshots_held=self.held.append,
             clock=asyncio.get_running_loop().time,
+            cpu=time.thread_time,
             wall=WallClock(),
         )
         self.deployment = Deployment(services)

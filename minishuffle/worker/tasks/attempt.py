@@ -111,6 +111,8 @@ class WorkerServices:
     """Called on the loop with the generation; see :class:`InputChannel`."""
     clock: Callable[[], float]
     """Seconds, of any origin; called on all threads."""
+    cpu: Callable[[], float]
+    """For how many seconds the thread that asks has had a processor."""
     wall: WallClock
     secret: bytes = b""
     """The cluster's, under which savepoints are signed."""
@@ -376,6 +378,7 @@ class Attempt:
             parts=parts,
             wall=self._services.wall,
             clock=self._services.clock,
+            cpu=self._services.cpu,
             settings=self.settings,
             holder=spec.holder,
             is_held=spec.holder <= FIRST_ATTEMPT or spec.state_attempt == spec.holder,

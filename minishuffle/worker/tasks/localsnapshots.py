@@ -51,7 +51,7 @@ class LocalSnapshots:
         1 ≤ snapshots kept ≤ 3, and their numbers ascend
         rows written, oldest kept ≤ stable of each consumer
         rows announced as stable ≤ rows taken of the oldest snapshot at the holder
-        seconds for taking one ≤ cost_max · seconds from its end to the next, unless that was asked for
+        processor's seconds for one ≤ cost_max · seconds from its end to the next, unless that was asked for
 
     Args:
         begun: what the attempt goes on from.
@@ -143,9 +143,9 @@ class LocalSnapshots:
         self._hurries = False
         return self._number
 
-    def note_cost(self, begun: float, now: float) -> None:
-        """The task has taken and sent the last one since ``begun``."""
-        self._looked_at, self._cost = now, now - begun
+    def note_cost(self, seconds: float, now: float) -> None:
+        """The last snapshot is taken and sent, for which the thread had a processor for so many seconds."""
+        self._looked_at, self._cost = now, seconds
 
     def hold(self, number: int, kept: Sequence[int]) -> None:
         """The holder has the snapshot ``number`` and all before it, and keeps those numbered ``kept``.

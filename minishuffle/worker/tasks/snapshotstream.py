@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from minishuffle.counters import TaskCounters
@@ -118,20 +118,21 @@ class SnapshotWriter:
         for element in elements:
             self._copy(BEGUN, log, element)
 
-    def write(self, number: int, elements: Iterable[list[Part]], keep: Sequence[int]) -> int:
-        """(Task.) Send a snapshot; it and those to be kept with it are in ``keep``. Gives its bytes.
+    def write(self, number: int, elements: Iterable[list[Part]], keep: Sequence[int]) -> Iterator[int]:
+        """(Task.) Send a snapshot, an element each time that the next one is asked for, and give the bytes of
+        each; it and those to be kept with it are in ``keep``. Until all are sent nothing else is.
 
         Raises:
             UsageError: a row of it is longer than an element may be; nobody takes what was sent for whole.
         """
-        log, count, size = ElementLog(self._make_store()), 0, 0
+        log, count = ElementLog(self._make_store()), 0
         self._copies[number] = log
         for element in elements:
             self._write(element)
             self._copy(number, log, element)
-            count, size = count + 1, size + sum(map(len, element))
+            count += 1
+            yield sum(map(len, element))
         self._mark(number, count, keep)
-        return size
 
     def keep(self, numbers: Sequence[int]) -> None:
         """(Task.) The holder need not keep others than these any more."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from minishuffle.errors import PartitionLost, UnserializableRecord, WrongResult
 from minishuffle.exchange.elementstore import ElementStore
@@ -36,6 +36,8 @@ from minishuffle.worker.tasks.statehandover import pack_state
 __all__ = ["SnapshotParts", "SnapshotTaker"]
 
 _NEW_HOLDER: Final = -1
+_SLICE_SECONDS: Final = 0.002
+"""How long the next element waits while a part of a snapshot is sent, but for the last piece of that."""
 _DEFERRED_SECONDS: Final = 0.05
 """How soon a sink that defers a snapshot is asked again while no element comes."""
 
@@ -56,7 +58,7 @@ class _Seen:
     taken: int = 0
     bytes: int = 0
     seconds: float = 0.0
-    """How long the thread took for the last one."""
+    """For how long the thread has had a processor for the last one."""
 
 
 class SnapshotTaker:
@@ -70,6 +72,7 @@ class SnapshotTaker:
         is_held: whether it has what the attempt begins with, or there has been no holder.
         is_restored: the task may begin with the state of a savepoint.
         clock: seconds, of any origin.
+        cpu: for how many seconds the thread that asks has had a processor.
     """
 
     def __init__(
@@ -87,10 +90,12 @@ class SnapshotTaker:
         is_held: bool,
         is_restored: bool,
         clock: Callable[[], float],
+        cpu: Callable[[], float],
     ) -> None:
         self._paths, self._gates, self._partitions = paths, gates, partitions
         self._retained: dict[int, RetainedPartition] = {}
         self._parts, self._settings, self._wall, self._clock = parts, settings, wall, clock
+        self._cpu = cpu
         self._holder, self._is_held, self._is_restored = holder, is_held, is_restored
         self.writer = SnapshotWriter(make_partition, make_store, self._held, self._holder_changed, holder)
         self._said: deque[tuple[int, Sequence[int]]] = deque()
@@ -108,6 +113,10 @@ class SnapshotTaker:
         clears them before it looks."""
         self._error: PartitionLost | None = None
         """Why what the task retains cannot be read; the loop sets it."""
+        self._rest: Iterator[int] | None = None
+        """Sends what is left of the snapshot that is being taken; None: none is."""
+        self._bytes, self._cost = 0, 0.0
+        """Bytes sent of that snapshot, and seconds of a processor for it."""
         self._last = _Seen()
         """The last one, for whoever reads the counters; the thread sets it."""
 
@@ -147,18 +156,22 @@ class SnapshotTaker:
             self._change_holder()
 
     def look(self, chain: Chain, positions: Callable[[], Sequence[SplitPosition]]) -> float:
-        """(Between two elements.) Hear what was said, and take a snapshot if one is due; gives in how many
-        seconds the next one is.
+        """(Between two elements.) Hear what was said, take a snapshot if one is due, and send a part of it;
+        gives in how many seconds that is to be called again.
 
         Raises:
             PartitionLost: what the task retains, for consumers or its holder, cannot be read.
             WrongResult: what an operator holds cannot be written down.
             TaskCancelled: while calls of an operator end.
         """
-        if self._has_heard():
+        if self._rest is None and self._has_heard():
             self._hear()
         if self._machine.due() <= self._clock():
             self._take(chain, positions)
+        if self._rest is not None:
+            self._go_on(_SLICE_SECONDS)
+            if self._rest is not None:
+                return 0.0
         seconds = self._machine.due() - self._clock()
         return max(seconds, _DEFERRED_SECONDS) if self._is_deferred else seconds
 
@@ -177,7 +190,8 @@ class SnapshotTaker:
     @property
     def is_due(self) -> bool:
         """Whether :meth:`look` has something to do."""
-        return self._has_heard() or (not self._is_deferred and self._machine.due() <= self._clock())
+        is_due = not self._is_deferred and self._machine.due() <= self._clock()
+        return is_due or self._rest is not None or self._has_heard()
 
     def _has_heard(self) -> bool:
         return bool(self._said) or self._is_read or self._is_wanted or self._error is not None
@@ -196,6 +210,7 @@ class SnapshotTaker:
             if last not in machine.numbers and math.isfinite(machine.due()):
                 machine.ask()
                 self._take(chain, positions)
+                self._end()
                 last = machine.numbers[-1]
             else:
                 self._paths.wait_until(self._has_heard)
@@ -203,6 +218,7 @@ class SnapshotTaker:
     def _hear(self) -> None:
         if self._error is not None:
             raise self._error
+        self._end()
         machine, self._is_read = self._machine, False
         while self._said:
             number, kept = self._said.popleft()
@@ -252,10 +268,8 @@ class SnapshotTaker:
         if self._is_deferred:
             self._paths.calls.leave()
             return
-        try:
-            snapshot = chain.snapshot()
-        except UnserializableRecord as error:
-            raise WrongResult(f"its state cannot be written down, so it could be lost: {error}") from error
+        cpu = self._cpu()
+        snapshot = self._wrapped(lambda: chain.snapshot(frozen=True))
         if missing := chain.left_out(snapshot):
             raise WrongResult(
                 f"what {', '.join(missing)} holds cannot be written down, so it could be lost: leave that "
@@ -273,10 +287,34 @@ class SnapshotTaker:
             pending=self._parts.files.snapshot(number),
             at=self._wall(),
         )
-        size = self.writer.write(number, pack_state(whole), machine.numbers)
-        ended = self._clock()
-        machine.note_cost(begun, ended)
-        self._last = _Seen(machine.covered_at, self._last.taken + 1, size, ended - begun)
+        self._rest = self.writer.write(number, pack_state(whole), machine.numbers)
+        self._bytes, self._cost = 0, self._cpu() - cpu
+
+    def _go_on(self, seconds: float) -> None:
+        """Send more of the snapshot that is being taken, for so long."""
+        begun, cpu = self._clock(), self._cpu()
+        rest = self._rest
+        while rest is not None and (size := self._wrapped(lambda: next(rest, None))) is not None:
+            self._bytes += size
+            if self._clock() - begun >= seconds:
+                break
+        else:
+            self._rest = None
+        self._cost += self._cpu() - cpu
+        if self._rest is None:
+            self._machine.note_cost(self._cost, self._clock())
+            self._last = _Seen(self._machine.covered_at, self._last.taken + 1, self._bytes, self._cost)
+
+    def _end(self) -> None:
+        """Send the rest of the snapshot that is being taken."""
+        if self._rest is not None:
+            self._go_on(math.inf)
+
+    def _wrapped(self, step: Callable[[], Any]) -> Any:
+        try:
+            return step()
+        except UnserializableRecord as error:
+            raise WrongResult(f"its state cannot be written down, so it could be lost: {error}") from error
 
     def _counted(self, positions: Sequence[SplitPosition]) -> TaskStateSnapshot:
         return TaskStateSnapshot(

@@ -32,7 +32,7 @@ def snapshots(**options: Any) -> LocalSnapshots:
 
 def take(machine: LocalSnapshots, what: TaskStateSnapshot, begun: float, now: float) -> int:
     number = machine.take(what, begun)
-    machine.note_cost(begun, now)
+    machine.note_cost(now - begun, now)
     return number
 
 

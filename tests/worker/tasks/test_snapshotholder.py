@@ -77,7 +77,8 @@ class SnapshotTask:
         )
 
     def write(self, number: int, keep: list[int], count: int = 3) -> None:
-        self.writer.write(number, elements(f"{self.attempt}:{number}", count), keep)
+        sizes = list(self.writer.write(number, elements(f"{self.attempt}:{number}", count), keep))
+        assert len(sizes) == count and all(sizes)
 
 
 class Held:
@@ -215,7 +216,7 @@ async def test_a_holder_whose_link_breaks_goes_on_where_it_was(site: Site, held:
         held.attach(holder, task)
         yield from others
 
-    task.writer.write(1, parts(), [1])
+    assert len(list(task.writer.write(1, parts(), [1]))) == 3
     await site.until(lambda: task.said == [(1, [1])])
     assert await held.read(holder) == "1:1 1:1 1:1"
     assert holder.channel.rows.next == 4
@@ -296,7 +297,8 @@ async def test_snapshots_beyond_the_memory_lie_on_disk(
     holder, task = held.start(), held.task()
     held.attach(holder, task)
     texts = ["a" * 3000, "b" * 3000]
-    task.writer.write(1, (with_header(1, ElementFormat.STATE, [each.encode()]) for each in texts), [1])
+    sent = task.writer.write(1, (with_header(1, ElementFormat.STATE, [each.encode()]) for each in texts), [1])
+    assert all(size > 3000 for size in sent)
     await site.until(lambda: len(task.said) == 1)
     assert 3000 < memory.used <= 4096 and site.deployment.snapshot_bytes > 6000
     assert await held.read(holder) == " ".join(texts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ class Stream:
 
     def write(self, number: int, keep: tuple[int, ...]) -> None:
         elements = [with_header(1, ElementFormat.STATE, [b"state"])] * (number % 3)
-        self.writer.write(number, elements, keep)
+        assert sum(self.writer.write(number, elements, keep)) == sum(map(len, chain(*elements)))
 
     def make_stable(self, row: int) -> None:
         self.producer.only.make_stable(VERSION, row)

@@ -16,10 +16,12 @@ from minishuffle.errors import PartitionLost, PeerLost, WrongResult
 from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
 from minishuffle.exchange.retained import RetainedPartition
 from minishuffle.ids import AttemptId, holder_operator, snapshot_edge, state_edge
+from minishuffle.operators import column_store, keyed_state
 from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.messages import HolderSpec, PoisonRow, PoisonSearch, TaskSpec
 from minishuffle.worker.channels.registry import ChannelKey
 from minishuffle.worker.instructions import Fence, StartHolder, StartTask, attempt_id
+from minishuffle.worker.tasks import snapshottaker
 from support.attempts import attempt
 
 if TYPE_CHECKING:
@@ -30,6 +32,14 @@ KEYS = 7
 POISON = 8951884076575120861
 """The hash of the row 100."""
 SETTINGS = JobSettings(guarantee="at_least_once", snapshot_interval=0.001, snapshot_cost_max=1.0)
+
+
+@pytest.fixture(autouse=True)
+def in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two elements a snapshot goes on by one part of two keys."""
+    monkeypatch.setattr(snapshottaker, "_SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(keyed_state, "SLICE_ROWS", 2)
+    monkeypatch.setattr(column_store, "SLICE_SLOTS", 2)
 
 
 class Numbers:

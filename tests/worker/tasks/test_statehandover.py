@@ -22,7 +22,7 @@ from minishuffle.exchange.rownumbers import ChannelRows
 from minishuffle.ids import JobId, PartitionId, state_edge
 from minishuffle.operators.base import BEGINNING_OF_TIME, Emit, Program, TaskContext
 from minishuffle.operators.chained import ChainedOperator
-from minishuffle.operators.state_parts import ORDER, StatePart, by_rows, in_order, unpacked, versioned
+from minishuffle.operators.state_parts import ORDER, StatePart, by_rows, in_order, keys_of, versioned
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
 from minishuffle.wire.packed import Cursor, SplitPosition
@@ -98,7 +98,7 @@ class Rows(ChainedOperator):
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
         for part in in_order(parts):
-            self.rows += unpacked(part.batch["key"])
+            self.rows += keys_of(part)
 
 
 class Held(Rows):
