@@ -16,7 +16,9 @@ from minishuffle.plan.graph import JobSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-SETTINGS = JobSettings(guarantee="at_least_once", snapshot_interval=0.2, durable_interval=0.3)
+SETTINGS = JobSettings(
+    guarantee="at_least_once", snapshot_interval=0.2, snapshot_cost_max=1.0, durable_interval=0.3
+)
 
 
 class Queue:
