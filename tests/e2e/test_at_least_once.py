@@ -147,6 +147,8 @@ class Run:
         random, cluster, restarts = self.random, self.cluster, self.restarts()
         there = self.wait_until(lambda: len(found := self.workers()) > 1 and found, "two workers")
         one, other = random.sample(there, 2)
+        if kind in ("drain", "terminate") and len(there) < PARALLELISM:
+            kind = "worker"  # Nobody takes the place of one that leaves.
         if kind == "task":
             self.notes.to_raise(random.choice(OPERATORS)).touch()
         elif kind == "standby":
