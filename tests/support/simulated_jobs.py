@@ -584,6 +584,7 @@ def _draw_guarantee(random: Random) -> dict[str, Any]:
         "guarantee": "at_least_once",
         "snapshot_interval": random.choice([0.01, 0.05, 0.2, 1.0]),
         "snapshot_cost_max": random.choice([0.03, 1.0]),
+        "durable_interval": random.choice([0.1, 0.5, 30.0]),
         "on_unavailable": None,
         "flow_control": "credit",
         "schedule": "eager",

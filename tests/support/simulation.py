@@ -231,7 +231,7 @@ class Cluster:
 
     Args:
         seed: of everything.
-        snapshots: the directory of savepoints.
+        snapshots: the directory of savepoints and durable snapshots.
     """
 
     def __init__(self, seed: int, settings: ClusterSettings, *, snapshots: str) -> None:
@@ -460,6 +460,7 @@ def brief(message: ControlMessage) -> str:
 def simulated(seed: int, settings: ClusterSettings) -> Iterator[Cluster]:
     """A cluster of which only the coordinator runs so far; everything of it is ended behind the block."""
     with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        settings = settings.model_copy(update={"snapshot_dir": place})
         cluster = Cluster(seed, settings, snapshots=place)
         _simulate_threads_and_clocks(patch, cluster)
         _watch(patch, cluster)
