@@ -146,7 +146,8 @@ def seconds_until_quiet(rounds: Sequence[FailureRound], tasks: int, now: int) ->
 
 
 def _times(output: NumberedOutput, rounds: Sequence[FailureRound], seconds: float) -> dict[str, Any]:
-    """What was struck is looked at for so many seconds."""
+    """What was struck is looked at for so many seconds, or for as long as it may take: see
+    :func:`_in_time`."""
     window = int(WINDOW_SECONDS * 1e9)
     outages = [output.outage(each.at, each.victims) for each in rounds if each.victims]
     for each, outage in zip(rounds, outages, strict=False):
@@ -157,9 +158,11 @@ def _times(output: NumberedOutput, rounds: Sequence[FailureRound], seconds: floa
     median = rounds[by_outage[(len(by_outage) - 1) // 2]] if by_outage else None
     tail = {f"p{share}": round(float(np.percentile(outages or [0.0], share)), 1) for share in (95, 99)}
     struck = [each for each in rounds if each.victims]
-    caught_up = [output.caught_up(each.at, each.victims, each.at + int(seconds * 1e9)) for each in struck]
-    found = [each for each in caught_up if each is not None]
     ages = [each.snapshot_age for each in struck]
+    until = [each.at + int(max(seconds, _in_time(age)) * 1e9) for each, age in zip(struck, ages, strict=True)]
+    looks = zip(struck, until, strict=True)
+    caught_up = [output.caught_up(each.at, each.victims, end) for each, end in looks]
+    found = [each for each in caught_up if each is not None]
     return {
         "outage_ms": {**_spread(outages), **tail} if outages else None,
         "caught_up_s": _spread(found, 2) if found else None,
@@ -177,10 +180,14 @@ def _times(output: NumberedOutput, rounds: Sequence[FailureRound], seconds: floa
     }
 
 
+def _in_time(age: float) -> float:
+    """In how many seconds what was struck should have caught up that goes on from a snapshot of that age."""
+    return 3 * age + 1
+
+
 def is_late(caught_up: float | None, age: float) -> bool:
-    """Whether what was struck has not caught up in three times the age of the snapshot from which it goes on,
-    and a second; all in seconds."""
-    return caught_up is None or caught_up > 3 * age + 1
+    """Whether it has not; all in seconds."""
+    return caught_up is None or caught_up > _in_time(age)
 
 
 def _output_around(output: NumberedOutput, failure: FailureRound) -> dict[str, Any]:
