@@ -139,6 +139,7 @@ FORWARDS = {
 """By module of the two processes: methods that only forward to an object which those who call do not know."""
 SMALL_LINES_MAX = 75
 SMALL = {
+    "bench/snapshotages": "how old snapshots of tasks are while a benchmark runs",
     "__main__": "``python -m minishuffle``",
     "api/drafts": "what stands behind a step of unknown columns while ``minishuffle schema`` loads a plan",
     "backoff": "how long to wait between two tries",

@@ -18,6 +18,7 @@ import psutil
 from minishuffle.api.stream import Stream, Table
 from minishuffle.api.stream_base import StreamBase
 from minishuffle.bench.records import BLOCK, Checker, Numbers, blocks_of, expected_sums
+from minishuffle.bench.snapshotages import wait_watching
 from minishuffle.client import JobResult
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
@@ -105,7 +106,9 @@ def measure_keyby(
             keyby_stream(source, emit), name="bench-keyby", parallelism=workers, settings=settings
         )
         try:
-            result = handle.wait((seconds or 0) + 600)
+            result, snapshots = wait_watching(
+                cluster, handle, (seconds or 0) + 600, guaranteed=guarantee != "loss"
+            )
         finally:
             sampler.stop()
         cpu = sampler.cpu_seconds() - cpu
@@ -123,6 +126,7 @@ def measure_keyby(
         "cpu_seconds": round(cpu, 2),
         "rss_bytes": sampler.samples,
         **_network(status),
+        **snapshots,
         "verified": _verified(source, emit, result, emitted, splits=workers, records=records),
     }
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from minishuffle.api.stream import Stream
+from minishuffle.bench.snapshotages import wait_watching
 from minishuffle.bench.wire import PeerProcess
 from minishuffle.client import JobResult
 from minishuffle.errors import ShuffleError
@@ -118,7 +119,7 @@ def measure_latency(
     with LocalCluster(workers=WORKERS, slots=1) as cluster:
         stream = Stream.source(source).rebalance().to(Arrivals())
         handle = cluster.submit(stream, name="bench-latency", parallelism=WORKERS, settings=settings)
-        result = handle.wait(seconds + 120)
+        result, snapshots = wait_watching(cluster, handle, seconds + 120, guaranteed=guarantee != "loss")
     echo += _echo()
     micros, times = remote_latencies(result)
     if not len(micros):
@@ -132,6 +133,7 @@ def measure_latency(
         "remote_records": int(times.sum()),
         "lost": source.records * WORKERS - received,
         "echo_p50_ms": round(statistics.median(echo) * 1000 / 2, 3),
+        **snapshots,
     }
 
 

@@ -40,7 +40,7 @@ from minishuffle.operators.base import TaskContext
 from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.requests import WorkerInfo
 
-__all__ = ["measure_isolation"]
+__all__ = ["measure_isolation", "metrics_text", "sum_of"]
 
 ROW_BYTES: Final = 16_384
 PAIRS: Final = 8
@@ -275,13 +275,13 @@ class IsolationRun:
     def _check(self, workers: Sequence[WorkerInfo], full: float, *, one_way: bool) -> None:
         """All pairs share one connection, no row has stayed in a worker, and what is between fills soon."""
         for worker in workers:
-            text = self._metrics(worker)
+            text = metrics_text(self._client, worker)
             found = _connections(text)
             # One that goes one way is there each way.
             if found != ((3.0, 1.0) if one_way else (1.0, 0.0)):
                 what = f"{found[0]:g} connections and reads {found[1]:g} that go one way"
                 raise ShuffleError(f"worker {worker.worker} has {what}")
-            if _sum(text, "minishuffle_network_buffers_total", 'path="local"'):
+            if sum_of(text, "minishuffle_network_buffers_total", 'path="local"'):
                 raise ShuffleError(f"rows have stayed inside worker {worker.worker}")
         if full > FULL_SECONDS_MAX:
             raise ShuffleError(
@@ -289,24 +289,24 @@ class IsolationRun:
                 f"{FULL_SECONDS_MAX} are allowed: use fewer channels, or a machine with less load"
             )
 
-    def _metrics(self, worker: WorkerInfo) -> str:
-        headers = {"Authorization": f"Bearer {self._client.read_token}"}
-        request = urllib.request.Request(
-            f"http://{worker.host}:{worker.metrics_port}/metrics", headers=headers
-        )
-        with urllib.request.urlopen(request, timeout=10.0) as response:
-            return str(response.read().decode())
-
     def _events(self, receiver: WorkerInfo) -> dict[float, float]:
         """How many markers have come from the siblings' producers to their consumers, by the upper edge of
         what they took, in seconds; cumulative."""
         sources = {f"0.{each}" for each in self._producers[1:]}
         found: defaultdict[float, float] = defaultdict(float)
-        for labels, value in _LATENCY.findall(self._metrics(receiver)):
+        for labels, value in _LATENCY.findall(metrics_text(self._client, receiver)):
             has = dict(_LABEL.findall(labels))
             if has["source"] in sources and int(has["subtask"]) in self._consumers[1:]:
                 found[float(has["le"])] += float(value)
         return found
+
+
+def metrics_text(client: Client, worker: WorkerInfo) -> str:
+    """What a worker says at ``/metrics``. Raises OSError if it cannot be asked."""
+    headers = {"Authorization": f"Bearer {client.read_token}"}
+    request = urllib.request.Request(f"http://{worker.host}:{worker.metrics_port}/metrics", headers=headers)
+    with urllib.request.urlopen(request, timeout=10.0) as response:
+        return str(response.read().decode())
 
 
 def _buffer(connection: socket.socket, option: int, size: int) -> int:
@@ -319,7 +319,7 @@ _LATENCY: Final = re.compile(r"^minishuffle_latency_seconds_bucket\{(.*)\} (\S+)
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
-def _sum(text: str, family: str, label: str) -> float:
+def sum_of(text: str, family: str, label: str) -> float:
     """The sum of a family's series with that label, in the text of ``/metrics``."""
     series = re.findall(rf"^{family}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
     return sum(float(value) for labels, value in series if label in labels)
@@ -329,9 +329,10 @@ def _connections(text: str) -> tuple[float, float]:
     """How many there are, and how many of them are read for jobs with flow_control=tcp: one that has stopped
     for want of a buffer, as all do now and then, is among these."""
     inlets = (
-        _sum(text, "minishuffle_one_way_connections", f'state="{state}"') for state in ("reading", "stopped")
+        sum_of(text, "minishuffle_one_way_connections", f'state="{state}"')
+        for state in ("reading", "stopped")
     )
-    return _sum(text, "minishuffle_connections", ""), sum(inlets)
+    return sum_of(text, "minishuffle_connections", ""), sum(inlets)
 
 
 def _latest(before: dict[float, float], after: dict[float, float]) -> float | None:

@@ -111,8 +111,8 @@ def test_the_latest_event_is_that_of_the_last_bucket_that_has_grown() -> None:
 
 def test_series_are_summed_by_label() -> None:
     text = 'a_total{path="local"} 3\na_total{path="remote"} 4.0\nb 7\n'
-    assert siblings._sum(text, "a_total", 'path="local"') == 3
-    assert siblings._sum(text, "a_total", "") == 7 and siblings._sum(text, "b", "") == 7
+    assert siblings.sum_of(text, "a_total", 'path="local"') == 3
+    assert siblings.sum_of(text, "a_total", "") == 7 and siblings.sum_of(text, "b", "") == 7
 
 
 @pytest.mark.parametrize("reading, stopped", [(1, 0), (0, 1)])
