@@ -35,6 +35,10 @@ be some further deaths before the job fails::
 
     deaths ≤ restart_failures_max + log2(rows in hand) + 2
 
+Other subtasks of the process that look for rows too wait meanwhile outside user code, so that an end soon
+counts against one alone. Only such an end decides which row it is, and whether the limit is reached; those
+that count against several do only beyond ``UNCLEAR_DEATHS_MAX`` more.
+
 Since rows may come from several channels in another order, and each attempt begins where a snapshot is, the
 place of a death is wider there: ``reach`` instead of ``needed``.
 """
@@ -85,6 +89,8 @@ STRATEGIES: Final = ("none", "individual", "region", "full")
 """Restart strategies, from the narrowest to the widest."""
 REACH_ROWS: Final = 100_000
 """Rows of other channels that may come before the place of a death."""
+UNCLEAR_DEATHS_MAX: Final = 10
+"""Deaths beyond the limit of a subtask that may as well be another's."""
 REPLAY_SECONDS_MAX: Final = 60.0
 """An attempt may take so long at most for the rows that the last one had before it died."""
 ESCALATION: Final = ((1 / 3, "region"), (2 / 3, "full"))
@@ -333,10 +339,12 @@ class Deaths:
         wider = [each for part, each in ESCALATION if stuck > part * self._failures_max]
         return max([own, *wider], key=STRATEGIES.index)
 
-    def too_many(self, key: TaskKey) -> bool:
-        """Whether the deaths of a subtask reach the limit that ends the job."""
+    def too_many(self, key: TaskKey, *, alone: bool = True) -> bool:
+        """Whether the deaths of a subtask reach the limit that ends the job; ``alone``: the last one counts
+        against no other."""
         deaths = self._counted[key]
-        return deaths.count >= self._failures_max + self._further(key, deaths)
+        unclear = UNCLEAR_DEATHS_MAX if self._searches and not alone else 0
+        return deaths.count >= self._failures_max + self._further(key, deaths) + unclear
 
     def limit_reached(self, task: str, deaths: TaskDeaths) -> ErrorInfo:
         """Why the job ends; ``task`` is the name of the subtask."""

@@ -695,6 +695,7 @@ class Job:
     def died_inside(self, calls: Iterable[UserCall], how: str, worker: int, at: float) -> None:
         """Count the deaths of attempts that were inside user code, and may have caused the end of their
         process."""
+        counted: dict[TaskKey, TaskDeaths] = {}
         for call in calls:
             task = self.subtasks.get((call.operator, call.index))
             if task is None or call.attempt > task.attempt or self.stopping or self.terminal:
@@ -702,6 +703,7 @@ class Job:
             deaths = self.deaths.count(call, how, at, self.recoveries.died_in(task.key) or "")
             if deaths is None:
                 continue
+            counted[task.key] = deaths
             self.subtasks.touch(task.key)
             self.history.note(
                 at,
@@ -712,15 +714,21 @@ class Job:
                 attempt=call.attempt,
                 worker=worker,
             )
-            if (found := self.deaths.find_row(task.key)) is not None:
-                text = f"{task}: one row ended its worker {found.count} times: the next attempt leaves it out"
-                self._note(task, "row found", at, f"{text}, or fails with it, as on_error says")
-                self._widen(at)
-            elif self._restarts and self.deaths.too_many(task.key):
-                self.fail(self.deaths.limit_reached(str(task), deaths), at, verdict=True)
-            elif self._widen(at) and task.state == "restarting":
-                self.cancellations.restart_with([task.key])
-                self._advance(at)
+        for key, deaths in counted.items():
+            if not self.stopping:
+                self._judge(self.subtasks[key], deaths, at, alone=len(counted) == 1)
+
+    def _judge(self, task: Subtask, deaths: TaskDeaths, at: float, *, alone: bool) -> None:
+        """Decide what follows from deaths of a subtask; ``alone``: the last one counts against no other."""
+        if alone and (found := self.deaths.find_row(task.key)) is not None:
+            text = f"{task}: one row ended its worker {found.count} times: the next attempt leaves it out"
+            self._note(task, "row found", at, f"{text}, or fails with it, as on_error says")
+            self._widen(at)
+        elif self._restarts and self.deaths.too_many(task.key, alone=alone):
+            self.fail(self.deaths.limit_reached(str(task), deaths), at, verdict=True)
+        elif self._widen(at) and task.state == "restarting":
+            self.cancellations.restart_with([task.key])
+            self._advance(at)
 
     def last_seen_inside(
         self, attempts: Iterable[tuple[TaskKey, int]], stalled_at: float | None = None

@@ -2,7 +2,8 @@
 
 The launcher of a worker makes a memory file (``memfd_create``), which the worker inherits and both map. Each
 attempt has an entry there: which one it is, whether its thread is inside user code, how many rows it had
-dealt with before, and how many it has in hand. One that looks for a row that ends its process
+dealt with before, and how many it has in hand. Those that look for a row take turns in user code, so that one
+alone is inside when the process ends. One that looks for a row that ends its process
 (:mod:`~minishuffle.worker.tasks.poisonrows`) also notes which row is the first of these, and which operator
 has it. The thread writes that itself, a few words of 8 bytes around
 each batch, with no lock and no call of the system; nothing of it touches a disk. The kernel keeps what was
@@ -20,7 +21,7 @@ import os
 import weakref
 from collections import deque
 from mmap import mmap
-from typing import Final
+from typing import Final, Protocol
 
 from minishuffle.ids import AttemptId
 from minishuffle.wire.requests import UserCall
@@ -47,16 +48,27 @@ def _words(memory: mmap | bytearray | bytes) -> memoryview:
     return memoryview(memory).cast("B").cast("Q")
 
 
+class CallTurns(Protocol):
+    """A lock of the process."""
+
+    def acquire(self) -> bool: ...
+
+    def release(self) -> None: ...
+
+
 class TaskCalls:
     """The entry of one attempt. Its thread writes; the loop reads, and others see a moment of it."""
 
-    __slots__ = ("_at", "_rests", "_view")
+    __slots__ = ("_at", "_has_turn", "_rests", "_turns", "_view")
 
     def __init__(self, view: memoryview, at: int) -> None:
         self._view = view
         self._at = at
         self._rests = OUTSIDE
         """State to return to when the thread leaves user code."""
+        self._turns: CallTurns | None = None
+        """Who has it is inside user code; None: the entry waits for no other."""
+        self._has_turn = False
 
     @classmethod
     def private(cls) -> TaskCalls:
@@ -67,6 +79,8 @@ class TaskCalls:
 
     def enter(self, rows: int = 0) -> None:
         """The thread calls user code with a batch of ``rows`` input rows."""
+        if self._turns is not None:
+            self._take_turn(self._turns)
         view, at = self._view, self._at
         view[at + ROWS] = rows
         view[at] = INSIDE
@@ -77,17 +91,38 @@ class TaskCalls:
         view[at] = self._rests
         view[at + POSITION] += rows
         view[at + ROWS] = 0
+        if self._turns is not None:
+            self.end_turn()
 
     def pause(self) -> int:
         """The thread waits; gives what :meth:`resume` takes."""
         view, at = self._view, self._at
         state: int = view[at]
         view[at] = self._rests
+        if self._turns is not None:
+            self.end_turn()
         return state
 
     def resume(self, state: int) -> None:
         """It goes on with what it did before the wait."""
+        if self._turns is not None and state == INSIDE:
+            self._take_turn(self._turns)
         self._view[self._at] = state
+
+    def take_turns(self, turns: CallTurns) -> None:
+        """(Before the thread starts.) It is inside user code only while it has that lock."""
+        self._turns = turns
+
+    def _take_turn(self, turns: CallTurns) -> None:
+        if not self._has_turn:
+            turns.acquire()
+            self._has_turn = True
+
+    def end_turn(self) -> None:
+        """The thread is outside user code, or has ended."""
+        if self._turns is not None and self._has_turn:
+            self._has_turn = False
+            self._turns.release()
 
     def note_first(self, row: int) -> None:
         """(Before :meth:`enter`.) The hash of the first row of that batch; 0: it is not known."""
@@ -178,6 +213,7 @@ class CrashRecord:
 
     def release(self, calls: TaskCalls) -> None:
         """(Any thread.) The thread of the attempt has ended, or was not started."""
+        calls.end_turn()
         if self._view is not None and calls in self._used:
             self._used.discard(calls)
             at = calls.detach()

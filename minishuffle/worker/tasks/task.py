@@ -84,6 +84,8 @@ HOT_KEYS_MAX: Final = 8
 GATES_WAIT_SECONDS: Final = 1.0
 """How long a task that is not woken waits before it looks at its gates again."""
 SOURCE: Final = "source"
+_TURNS: Final = threading.Lock()
+"""Attempts that look for a row that ends their process have it while they are inside user code."""
 _log = logging.getLogger("minishuffle.worker")
 
 
@@ -176,7 +178,10 @@ class Task:
         self._rows = TaskRows(self.counters)
 
     def start(self) -> None:
-        self.paths.record(self.record.claim(self.attempt_id))
+        calls = self.record.claim(self.attempt_id)
+        if self.search is not None and self.record.is_read:
+            calls.take_turns(_TURNS)
+        self.paths.record(calls)
         self.thread = threading.Thread(target=self._run, name=self._thread_name, daemon=True)
         try:
             self.thread.start()

@@ -14,6 +14,7 @@ from minishuffle.coordinator.jobs.deaths import (
     REACH_ROWS,
     SETTLED_SECONDS,
     STALLED_SECONDS,
+    UNCLEAR_DEATHS_MAX,
     Deaths,
     end_in_words,
     kind_of,
@@ -259,6 +260,15 @@ def test_a_search_has_some_more_deaths_in_which_to_find_its_row(rows: int, row: 
         assert not deaths.too_many(KEY)
     counts(deaths, with_row(MAX + further, 0, min(rows, 2), row))
     assert deaths.too_many(KEY)
+
+
+def test_deaths_that_may_be_anothers_decide_later() -> None:
+    deaths = Deaths(MAX, 0.0, searches=True)
+    for number in range(1, MAX + UNCLEAR_DEATHS_MAX):
+        counts(deaths, call(number))
+        assert deaths.too_many(KEY) == (number >= MAX) and not deaths.too_many(KEY, alone=False)
+    counts(deaths, call(MAX + UNCLEAR_DEATHS_MAX))
+    assert deaths.too_many(KEY, alone=False)
 
 
 def test_so_many_rows_of_a_subtask_are_left_out_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from mmap import mmap
@@ -82,6 +83,38 @@ def test_the_first_row_in_hand_and_the_operator_that_has_it_are_read(
     calls.leave(2)
     calls.enter()
     assert [each.row for each in calls_in(memory)] == [0], "it has no row in hand"
+
+
+def test_attempts_that_take_turns_are_inside_one_after_the_other(shared: tuple[CrashRecord, mmap]) -> None:
+    record, memory = shared
+    first, second, third = (record.claim(attempt(0, index)) for index in range(3))
+    turns = threading.Lock()
+    for calls in (first, second, third):
+        calls.take_turns(turns)
+    other = record.claim(attempt(1))
+    seen: list[list[int]] = []
+
+    def run() -> None:
+        second.enter(5)
+        second.enter(5)
+        seen.append([each.index for each in calls_in(memory) if each.operator == 0])
+        record.release(second)
+
+    first.enter(1)
+    other.enter(1)
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert [(each.operator, each.index) for each in calls_in(memory)] == [(0, 0), (1, 0)]
+    state = first.pause()
+    thread.join()
+    assert seen == [[1]]
+    first.resume(state)
+    assert [(each.operator, each.index) for each in calls_in(memory)] == [(0, 0), (1, 0)]
+    first.leave(1)
+    third.enter()
+    record.release(third)
+    first.enter()
+    record.release(first)
 
 
 def test_waits_are_outside_unless_another_thread_runs_user_code(shared: tuple[CrashRecord, mmap]) -> None:
