@@ -19,7 +19,15 @@ from greenlet import getcurrent, greenlet
 from minishuffle.errors import TaskCancelled
 from support.simulated_loop import DISK_SECONDS, Host, World
 
-__all__ = ["SimulatedDisk", "SimulatedEvent", "SimulatedThread", "SimulatedTime", "Threads", "running_host"]
+__all__ = [
+    "SimulatedDisk",
+    "SimulatedFolderThreads",
+    "SimulatedEvent",
+    "SimulatedThread",
+    "SimulatedTime",
+    "Threads",
+    "running_host",
+]
 
 STEP_SECONDS_MAX = 100e-6
 """How long a thread that could run waits for the processor, as a rule."""
@@ -205,6 +213,19 @@ class SimulatedDisk:
 
     def shutdown(self, *, wait: bool) -> None:
         self._closed = True
+
+
+class SimulatedFolderThreads:
+    """Stands in for the module ``threading`` where each thing that is done in a folder has a thread."""
+
+    class Thread:
+        """Does its work at a moment within the time of a disk."""
+
+        def __init__(self, *, target: Callable[[], None], name: str, daemon: bool) -> None:
+            self._work = target
+
+        def start(self) -> None:
+            SimulatedDisk().submit(self._work)
 
 
 def running_host() -> Host:

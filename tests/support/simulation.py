@@ -20,6 +20,7 @@ import pytest
 
 from minishuffle.config import ClusterSettings, CoordinatorPlace
 from minishuffle.coordinator import process as coordinator_process
+from minishuffle.coordinator import snapshotfolders
 from minishuffle.coordinator.process import Coordinator
 from minishuffle.errors import ResourceExhausted, ShuffleError, Superseded
 from minishuffle.exchange.buffers import BufferBuilder
@@ -54,7 +55,13 @@ from support.simulated_jobs import AUDITS, TAKEN_ROWS, Audit
 from support.simulated_loop import Host, World
 from support.simulated_network import Network
 from support.simulated_snapshots import SnapshotLog, log_snapshots
-from support.simulated_threads import SimulatedDisk, SimulatedTime, Threads, running_host
+from support.simulated_threads import (
+    SimulatedDisk,
+    SimulatedFolderThreads,
+    SimulatedTime,
+    Threads,
+    running_host,
+)
 from support.simulated_writes import WriteLog, log_writes
 
 __all__ = ["SECRET", "Client", "Cluster", "SimulatedWorker", "simulated"]
@@ -483,6 +490,7 @@ def _simulate_threads_and_clocks(patch: pytest.MonkeyPatch, cluster: Cluster) ->
     patch.setattr(handoff, "WakeFlag", cluster.threads.Event)
     patch.setattr(coordinator_process, "time", time)
     patch.setattr(diskthreads, "ThreadPoolExecutor", SimulatedDisk)
+    patch.setattr(snapshotfolders, "threading", SimulatedFolderThreads)
     patch.setattr(inputs, "TAKEN_ROWS", TAKEN_ROWS)
     for module in (wallclock, busytime):
         patch.setattr(module, "time", time)
