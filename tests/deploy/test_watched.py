@@ -11,7 +11,7 @@ import re
 import resource
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,16 +35,28 @@ pytestmark = [
 
 FIRES_SECONDS_MAX = 90.0
 SHORT = {"1m": "5s", "5m": "20s", "10m": "20s"}
+LOWER = {
+    '{phase="first_record"} > 30': '{phase="first_record"} > 0.05',
+    "snapshot_age_seconds > 300": "snapshot_age_seconds > 0.1",
+    "durable_snapshot_timestamp_seconds > 600": "durable_snapshot_timestamp_seconds > 2",
+    "retained_bytes_limit > 0) > 0.8": "retained_bytes_limit > 0) > 0",
+}
+OF_A_GUARANTEE = re.compile("minishuffle_(snapshot|durable|tasks_unprotected)")
+"""Series of jobs with one."""
 ROWS = ["x" * 1024] * 64
 HELD_SECONDS = 0.5
 RESTARTS = 9
 
 
 def shortened(rules: str) -> str:
-    """The same rules with ranges of 5 and 20 s, waits of 1 s, and a slow recovery from 0.05 s on."""
+    """The same rules with ranges of 5 and 20 s, waits of 1 s, and lower bounds: of a slow recovery, of the
+    age of snapshots, and of what is retained."""
     rules = re.sub(r"\[(\d+m)\]", lambda found: f"[{SHORT[found[1]]}]", rules)
     rules = re.sub(r"for: \d+m", "for: 1s", rules)
-    short = rules.replace('{phase="first_record"} > 30', '{phase="first_record"} > 0.05')
+    short = rules
+    for bound, lower in LOWER.items():
+        assert bound in short or "alert:" not in rules
+        short = short.replace(bound, lower)
     assert not re.search(r"\[\d+m\]|for: \d+m", short)
     return short
 
@@ -105,6 +117,10 @@ class Jobs:
         """It does nothing that anybody could object to."""
         return Stream.generate(rate=1000).rebalance().to_count()
 
+    def kept(self) -> Stream[Any]:
+        """It loses nothing."""
+        return Stream.generate(rate=1000).rebalance().to_count()
+
     def failing(self) -> Stream[Any]:
         """It fails for good, once there is a file "begin"."""
         left = self._directory
@@ -157,7 +173,7 @@ def sick(tmp_path_factory: pytest.TempPathFactory, prometheus_binaries: Path, de
     # Nobody is to suspect the greedy worker, nor to give one up that is stopped for a moment.
     patient = {"suspect_after": 2.0, "heartbeat_timeout": 60.0, "pause_timeout": 60.0}
     with LocalCluster(
-        workers=3, slots=3, restart_workers=False, restart_coordinator=False, web_auth="token", **patient
+        workers=3, slots=4, restart_workers=False, restart_coordinator=False, web_auth="token", **patient
     ) as cluster:
         for name in ("rules.yml", "alerts.yml"):
             (directory / name).write_text(shortened((deploy / "prometheus" / name).read_text()))
@@ -175,6 +191,8 @@ def sick(tmp_path_factory: pytest.TempPathFactory, prometheus_binaries: Path, de
                 jobs.failing(), name="failing", parallelism=1, settings=JobSettings(restart_strategy="none")
             )
             cluster.submit(jobs.paused(), name="paused", parallelism=1).pause()
+            kept = JobSettings(guarantee="at_least_once", durable_interval=5.0)
+            cluster.submit(jobs.kept(), name="kept", parallelism=3, settings=kept)
             # Counters are to be seen at zero before they grow.
             watched = 'minishuffle_task_restarts_total{pipeline="stormy"}'
             until(lambda: query(ask, watched), "a scrape before the storm", FIRES_SECONDS_MAX)
@@ -184,8 +202,8 @@ def sick(tmp_path_factory: pytest.TempPathFactory, prometheus_binaries: Path, de
                 cluster.kill_worker(worker)
 
 
-def expressions(dashboard: Path, job: str) -> Iterator[str]:
-    """What Grafana would ask, with the variables filled in."""
+def expressions(dashboard: Path, jobs: Mapping[str, str]) -> Iterator[str]:
+    """What Grafana would ask, with the variables filled in; ``jobs`` has their ids by name."""
     board = json.loads(dashboard.read_text())
     found = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
     found += [note["expr"] for note in board["annotations"]["list"]]
@@ -196,7 +214,7 @@ def expressions(dashboard: Path, job: str) -> Iterator[str]:
             found.append(f"{series[1].replace('$pipeline', 'slow')}")
     for text in found:
         text = text.replace("$__rate_interval", "20s").replace("[10m]", "[20s]")
-        yield text.replace("$pipeline_id", job)
+        yield text.replace("$pipeline_id", jobs["kept" if OF_A_GUARANTEE.search(text) else "slow"])
 
 
 def test_alerts_fire_on_jobs_that_are_sick(sick: Sick) -> None:
@@ -213,9 +231,9 @@ def test_alerts_fire_on_jobs_that_are_sick(sick: Sick) -> None:
 
 
 def test_each_query_of_the_dashboards_has_series(sick: Sick, deploy: Path) -> None:
-    job = next(job.job for job in sick.cluster.status().jobs if job.name == "slow")
+    jobs = {job.name: job.job for job in sick.cluster.status().jobs}
     for dashboard in sorted((deploy / "grafana" / "dashboards").iterdir()):
-        asked = list(expressions(dashboard, job))
+        asked = list(expressions(dashboard, jobs))
         assert asked
         if dashboard.stem == "job":  # its own tasks have not restarted, so nothing is to be marked
             asked = [text for text in asked if not text.startswith("sum by (pipeline, pipeline_id) (changes")]
@@ -225,6 +243,10 @@ def test_each_query_of_the_dashboards_has_series(sick: Sick, deploy: Path) -> No
                 f"a series of {text} in {dashboard.name}",
                 FIRES_SECONDS_MAX,
             )
+
+
+def test_alerts_fire_on_snapshots_that_are_old(sick: Sick) -> None:
+    sick.alerts.until(("SnapshotOld", "kept"), ("DurableSnapshotOld", "kept"), ("RetainedBytesHigh", ""))
 
 
 def test_alerts_fire_on_processes_that_die(sick: Sick, deploy: Path) -> None:
@@ -237,6 +259,8 @@ def test_alerts_fire_on_processes_that_die(sick: Sick, deploy: Path) -> None:
     assert not alerts.names() & {"WorkerDown", "CoordinatorDown"}
     cluster.kill_worker(3)
     alerts.until(("WorkerDown", ""))
+    cluster.kill_worker(2)  # nobody is left to hold the snapshots of the other
+    alerts.until(("TasksUnprotected", "kept"))
     coordinator = cluster.status().pid
     resource.prlimit(coordinator, resource.RLIMIT_FSIZE, (0, 0))
     alerts.until(("JournalUnwritable", ""))
