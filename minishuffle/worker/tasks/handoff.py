@@ -36,8 +36,6 @@ DRAIN_ITEMS_MAX: Final = 2_000
 """Most items dealt with in one loop turn, so that sockets get theirs."""
 WAIT_SECONDS_MAX: Final = 1.0
 """Longest single wait of a task; it looks around and waits again."""
-
-
 _SET: Final = suppress(RuntimeError)
 """Ignores the error of a lock that is free already."""
 
@@ -90,9 +88,8 @@ class LoopInbox:
 
 
 class WakeFlag:
-    """A flag that one thread waits for, and others set: a ``threading.Event`` that takes two calls instead of
-    twenty. A task
-    with few rows waits before every batch.
+    """A flag that one thread waits for, and others set: a ``threading.Event`` in two calls instead of twenty.
+    A task with few rows waits before every batch.
 
     A lock that is held while the flag is not set; who sets it releases the lock.
     """
