@@ -4,11 +4,13 @@
 
     none --the state of a task is lost--> under way --all attempts have ended, a manifest is read--> none
 
-The newest snapshot is read first, and an older one if that cannot be: the durable ones of the job, then the
-savepoint that it was submitted from, at last its beginning, for which nothing is read. All tasks then begin
-with what that holds for them, and with a version of their rows of their own: whatever earlier attempts have
-sent, retained or held counts for nothing. Rows that were published behind the snapshot come twice. (Flink:
-``RestartPipelinedRegionFailoverStrategy`` restarts from the last checkpoint at each failure.)
+The newest snapshot is read first, and an older one if that cannot be, or if a task then finds its state
+there broken: the durable ones of the job, then the savepoint that it was submitted from, at last its
+beginning, for which nothing is read. If its sources acknowledge, none but the durable ones once there was
+one: what precedes these does not come again. All tasks then begin with what that holds for them, and with a
+version of their rows of their own: whatever earlier attempts have sent, retained or held counts for nothing.
+Rows that were published behind the snapshot come twice. (Flink: ``RestartPipelinedRegionFailoverStrategy``
+restarts from the last checkpoint at each failure.)
 """
 
 from __future__ import annotations
@@ -62,6 +64,10 @@ class FallbackRecord(Record):
     """How often the job went back."""
     points: tuple[RestorePoint, ...] = ()
     """While it goes back: what is left to try; the first is read."""
+    last: RestorePoint = BEGINNING
+    """The one that the tasks began with when the job had last gone back."""
+    broken: tuple[int, ...] = ()
+    """The numbers of durable snapshots whose manifest could be read, and the state of a task could not."""
 
 
 @dataclass(slots=True)
@@ -85,12 +91,12 @@ class JobFallback(FallbackRecord):
         """Whether the first of the points was read."""
         return self._found is not None
 
-    def begin(self, job: str, points: Sequence[RestorePoint]) -> None:
-        """The job goes back to the first of these that can be read; the last is its beginning, or what it was
-        submitted from."""
+    def begin(self, job: str, points: Sequence[RestorePoint]) -> bool:
+        """The job goes back to the first of these that can be read. False: there is none."""
         self.count += 1
-        self.points = tuple(points)
+        self.points = tuple(each for each in points if each.number not in self.broken)
         self.read(job)
+        return self.under_way
 
     def read(self, job: str) -> None:
         """Have the first of the points read, perhaps once more."""
@@ -119,8 +125,14 @@ class JobFallback(FallbackRecord):
         """All attempts have ended: what the tasks begin with."""
         assert self._found is not None
         point, found = self.points[0], self._found
-        self.points, self._found = (), None
+        self.points, self._found, self.last = (), None, point
         return point, found
+
+    def pass_over(self) -> None:
+        """A task cannot read its state in the durable snapshot that the job went back to last: the next time
+        that is none to go back to."""
+        if self.last.number not in self.broken:
+            self.broken = (*self.broken, self.last.number)
 
     def give_up(self) -> None:
         """The job ends."""

@@ -573,7 +573,10 @@ class Job:
         if error is None:
             text = f"{task}: the task was {task.state} although nobody asked for it"
             error = ErrorInfo(code=TaskCancelled.code, text=text, task=str(task))
-        if self.stopping or not self._restarts or error_from_code(error.code, "").final:
+        is_broken = error.code == UnreadableSnapshot.code and task.resumption.restoration is not None
+        if is_broken and not self.stopping and self.fallback.last.number:
+            self._pass_over(task, error, at)
+        elif self.stopping or not self._restarts or error_from_code(error.code, "").final:
             self.fail(error, at)
         else:
             self._retry(task, error, at)
@@ -1131,7 +1134,11 @@ class Job:
         """A task cannot go on alone: all of them go back to a snapshot of the whole job."""
         if not self.fallback.under_way:
             self.history.note(at, "job falls back", cause.text)
-            self.fallback.begin(self.id, [*self.cuts.points(), self.origin])
+            is_acknowledged = self.cuts.taken and any(each.acknowledges for each in self.graph.vertices)
+            points = [*self.cuts.points(), *([] if is_acknowledged else [self.origin])]
+            if not self.fallback.begin(self.id, points):
+                self.fail(cause, at, verdict=True)
+                return
         self.cancellations.end_all()
 
     def snapshot_opened(
@@ -1151,6 +1158,15 @@ class Job:
             else:
                 self.fail(ErrorInfo(code=error.code, text=text), at, verdict=True)
         self._advance(at)
+
+    def _pass_over(self, task: Subtask, error: ErrorInfo, at: float) -> None:
+        """The durable snapshot to which the job went back is broken, in what it holds for a task."""
+        self.fallback.pass_over()
+        text = f"{self.fallback.last} cannot be read: {error.text}"
+        self.history.note(at, "snapshot passed over", text)
+        self._retry(task, error, at)
+        if not self.stopping:
+            self._fall_back(error, at)
 
     def _begin_again(self, at: float) -> None:
         """All attempts have ended, and what the next ones begin with is known."""

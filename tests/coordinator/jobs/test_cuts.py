@@ -11,11 +11,11 @@ import pytest
 from minishuffle.coordinator.instructions import CoordinatorStep, WorkInFolder
 from minishuffle.coordinator.jobs.cuts import CUTS_KEPT, RETRY_SECONDS
 from minishuffle.coordinator.jobs.savepoints import FolderWork
-from minishuffle.errors import StateLost, StorageUnavailable
+from minishuffle.errors import StateLost, StorageUnavailable, UnreadableSnapshot
 from minishuffle.ids import AttemptId
-from minishuffle.plan.graph import JobGraph
+from minishuffle.plan.graph import JobGraph, StatefulOperator
 from minishuffle.snapshots.sealedmanifest import SnapshotManifest
-from minishuffle.wire.messages import CancelTasks, DeployTasks, PauseTasks, TaskSpec, WriteState
+from minishuffle.wire.messages import CancelTasks, DeployTasks, ErrorInfo, PauseTasks, TaskSpec, WriteState
 from minishuffle.wire.reports import StateTaken, StateWritten
 from minishuffle.wire.requests import CancelJob, GetEvents, PauseJob, ResumeJob, SaveJob
 
@@ -289,6 +289,68 @@ def test_one_that_cannot_be_read_is_passed_over(cuts: Cuts, unreadable: int) -> 
     texts = [each.text for each in cluster.request(GetEvents(job=cuts.job)).events]
     where = "durable snapshot 1" if unreadable == 1 else "its beginning"
     assert f"all tasks go on from {where}" in texts
+
+
+def test_one_in_which_a_task_finds_its_state_broken_is_passed_over(
+    make_cluster: Callable[..., FakeCluster],
+    make_graph: Callable[..., JobGraph],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its manifest is whole, and so are the lengths of all files."""
+    graph = make_graph(restart_strategy="individual", guarantee="at_least_once", durable_interval=40)
+    read, count = graph.vertices
+    counting = count.model_copy(update={"states": [StatefulOperator(id="count", name="count", kind="count")]})
+    graph = graph.model_copy(update={"vertices": [read, counting]})
+    cuts = Cuts(cluster := make_cluster(snapshot_dir="/s"), graph, monkeypatch)
+    for _ in range(2):
+        cuts.begin()
+        for index, worker in enumerate(cuts.workers):
+            cuts.tell(StateTaken, worker, (0, index))
+            cuts.tell(StateTaken, worker, (1, index), operators=["count"])
+        cuts.tell_all(StateWritten)
+        cuts.answer()
+    for worker in cuts.workers:
+        cluster.lose(worker)
+    fresh = [cluster.add(), cluster.add()]
+    cluster.do(cluster.state.folder_ready(cuts.work[-1], manifest(cuts), cluster.now))
+    begun = [(worker, key, task.attempt) for worker in fresh for key, task in worker.tasks.items()]
+    for worker, key, attempt in begun:
+        if key[1] == 1:
+            error = ErrorInfo(code=UnreadableSnapshot.code, text="it was changed")
+            cluster.report(worker, key, "failed", attempt=attempt, error=error)
+    assert cuts.work[-1].work == "open" and "-durable-1-" in cuts.work[-1].folder
+    for worker, key, attempt in begun:
+        if key[1] == 0:
+            cluster.report(worker, key, "canceled", attempt=attempt)
+    cluster.do(cluster.state.folder_ready(cuts.work[-1], manifest(cuts), cluster.now))
+    cluster.advance(1.0)
+    again = [task for worker in fresh for task in worker.tasks.values()]
+    assert all("-durable-1-" in task.restoration.path for task in again if task.restoration is not None)
+    assert sum(task.restoration is not None for task in again) == 2
+    events = cluster.request(GetEvents(job=cuts.job)).events
+    assert [each.kind for each in events].count("snapshot passed over") == 2, "each task says so"
+    assert "all tasks go on from durable snapshot 1" in [each.text for each in events]
+    assert cluster.show(cuts.job).fallbacks == 2
+
+
+def test_a_job_whose_sources_acknowledge_does_not_begin_at_its_beginning(
+    make_cluster: Callable[..., FakeCluster],
+    make_graph: Callable[..., JobGraph],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What precedes its durable snapshots was acknowledged, and does not come again."""
+    graph = make_graph(restart_strategy="individual", guarantee="at_least_once", durable_interval=40)
+    read, count = graph.vertices
+    acknowledging = read.model_copy(update={"acknowledges": True, "bounded": False, "replayable": False})
+    graph = graph.model_copy(update={"vertices": [acknowledging, count]})
+    cuts = Cuts(make_cluster(snapshot_dir="/s"), graph, monkeypatch)
+    cuts.take()
+    for worker in cuts.workers:
+        cuts.cluster.lose(worker)
+    cuts.answer(StorageUnavailable("it is gone"))
+    info = cuts.cluster.show(cuts.job)
+    assert info.state == "failed"
+    assert "durable snapshot 1 cannot be read" in info.causes[0].text
 
 
 def test_the_next_coordinator_has_the_job_go_back(cuts: Cuts) -> None:

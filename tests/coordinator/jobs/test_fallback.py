@@ -37,6 +37,21 @@ def test_a_job_that_has_nothing_to_go_back_to_says_so() -> None:
     assert not back.under_way and not back.is_read
 
 
+def test_a_snapshot_in_which_a_task_finds_its_state_broken_is_read_no_more() -> None:
+    back = JobFallback()
+    assert back.begin("j1", POINTS)
+    back.found(FOUND)
+    assert back.end()[0] == back.last
+    back.pass_over()
+    back.pass_over()
+    assert back.broken == (2,), "several tasks say so"
+    again = JobFallback()
+    again.recall(back)
+    assert again.begin("j1", POINTS)
+    assert [each.folder for each in again.take_work()] == ["/s/1"]
+    assert not again.begin("j1", POINTS[:1]) and not again.under_way
+
+
 def test_the_next_coordinator_reads_again_what_was_being_read() -> None:
     back = JobFallback()
     back.recall(FallbackRecord(3, (RestorePoint("/mine", ("count",), trust=True),)))
