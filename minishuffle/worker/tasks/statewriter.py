@@ -126,10 +126,12 @@ def restoring(restoration: Restoration, secret: bytes) -> Callable[[Chain, int, 
 
     def restore(chain: Chain, index: int, parallelism: int) -> None:
         """(Task thread.)"""
-        from minishuffle.snapshots.savedstate import open_snapshot
+        from minishuffle.snapshots.catalog import open_manifest
+        from minishuffle.snapshots.savedstate import Snapshot
         from minishuffle.snapshots.sealedmanifest import fingerprint
 
-        snapshot = open_snapshot(restoration.path, secret, trust=restoration.trust)
+        folder = _folder(restoration.path)
+        snapshot = Snapshot(folder, open_manifest(folder, secret, trust=restoration.trust))
         if fingerprint(snapshot.manifest) != restoration.fingerprint:
             raise UnreadableSnapshot(
                 f"{snapshot.folder.where} holds another snapshot than when the job was submitted, "

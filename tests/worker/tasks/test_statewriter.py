@@ -87,6 +87,9 @@ def test_what_a_task_has_taken_is_written_and_a_chain_goes_on_with_it(
     commit(folder_at(tmp_path), manifest_of(number=2, tasks=manifest.tasks), SECRET)
     with pytest.raises(UnreadableSnapshot, match="holds another snapshot than when the job was submitted"):
         restoring(restoration, SECRET)(chain, 0, 1)
+    folder_at(tmp_path).remove()
+    with pytest.raises(UnreadableSnapshot, match="it was removed"):
+        restoring(restoration, SECRET)(chain, 0, 1)
 
 
 def test_a_task_without_state_writes_nothing_and_one_that_cannot_says_why(
