@@ -5,9 +5,10 @@ An attempt that stands at the barrier of a move stores its state as a blocking p
 attempt reads it over a channel like any other, with credit, TLS and all, before its first element. It begins
 with none of it if it cannot have all of it.
 
-The elements are of the format ``STATE``: an Arrow IPC stream of one batch. The metadata of its schema has the
-id of the operator and the name of the part. The first one has no columns: there it has the watermark that the
-task has passed on, and everything that is counted (rows by channel, positions of the source), in msgpack.
+The elements are of the format ``STATE``. The first one is msgpack: the watermark that the task has passed on,
+and everything that is counted (rows by channel, positions of the source). Each of the others is an Arrow IPC
+stream of one batch, and the metadata of its schema has the id of the operator and the name of the part. (To
+write an Arrow stream takes 0.15 ms, however little is in it: a task that has no state writes none.)
 """
 
 from __future__ import annotations
@@ -54,8 +55,6 @@ SILENCE_SECONDS_MAX: Final = 30.0
 _LOOK_SECONDS: Final = 1.0
 _OPERATOR: Final = b"minishuffle.operator"
 _PART: Final = b"minishuffle.part"
-_WATERMARK: Final = b"minishuffle.watermark"
-_COUNTED: Final = b"minishuffle.counted"
 
 
 # --- elements ---------------------------------------------------------------------------------------------
@@ -69,8 +68,7 @@ def pack_state(snapshot: TaskStateSnapshot) -> Iterator[list[Part]]:
     """
     if snapshot == TaskStateSnapshot():
         return
-    facts = {_WATERMARK: str(snapshot.watermark).encode(), _COUNTED: _pack_counted(snapshot)}
-    yield _element(pa.RecordBatch.from_arrays([], schema=pa.schema([], metadata=facts)))
+    yield with_header(1, ElementFormat.STATE, [_pack_counted(snapshot)])
     for operator, parts in snapshot.parts.items():
         for part in parts:
             names = {_OPERATOR: operator.encode(), _PART: part.name.encode()}
@@ -90,23 +88,23 @@ def _element(batch: pa.RecordBatch) -> list[Part]:
 
 def unpack_state(payloads: Iterator[memoryview]) -> TaskStateSnapshot:
     """The snapshot whose elements have these payloads."""
+    counted = next(payloads, None)
+    if counted is None:
+        return TaskStateSnapshot()
     parts: dict[str, list[StatePart]] = {}
-    facts = TaskStateSnapshot()
     for payload in payloads:
         with pa.ipc.open_stream(payload) as stream:
             batch = stream.read_next_batch()
         metadata = dict(batch.schema.metadata)
-        if _WATERMARK in metadata:
-            facts = _unpack_counted(metadata[_COUNTED], int(metadata[_WATERMARK]))
-            continue
         operator, name = (metadata.pop(key).decode() for key in (_OPERATOR, _PART))
         parts.setdefault(operator, []).append(StatePart(name, batch.replace_schema_metadata(metadata)))
-    return replace(facts, parts=parts)
+    return replace(_unpack_counted(counted), parts=parts)
 
 
 def _pack_counted(snapshot: TaskStateSnapshot) -> bytes:
     packed: bytes = msgpack.packb(
         [
+            snapshot.watermark,
             pack_positions(snapshot.positions),
             {edge: list(rows) for edge, rows in snapshot.taken.items()},
             {edge: list(rows) for edge, rows in snapshot.written.items()},
@@ -120,9 +118,9 @@ def _pack_counted(snapshot: TaskStateSnapshot) -> bytes:
     return packed
 
 
-def _unpack_counted(packed: bytes, watermark: int) -> TaskStateSnapshot:
+def _unpack_counted(packed: memoryview) -> TaskStateSnapshot:
     counted = msgpack.unpackb(packed, strict_map_key=False)
-    positions, taken, written, dealt, collected, at, left_out, pending = counted
+    watermark, positions, taken, written, dealt, collected, at, left_out, pending = counted
     return TaskStateSnapshot(
         positions=unpack_positions(positions),
         watermark=watermark,
