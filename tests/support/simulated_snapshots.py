@@ -130,8 +130,10 @@ def log_snapshots(patch: pytest.MonkeyPatch) -> SnapshotLog:
         init(self, begun, **options)
         log.counted[self] = {BEGUN: begun}
 
-    def note_and_take(self: LocalSnapshots, counted: TaskStateSnapshot, now: float) -> int:
-        number = take(self, counted, now)
+    def note_and_take(
+        self: LocalSnapshots, counted: TaskStateSnapshot, now: float, stable: Mapping[int, Sequence[int]]
+    ) -> int:
+        number = take(self, counted, now, stable)
         log.note(self, number, counted)
         return number
 

@@ -7,9 +7,10 @@ it will never ask for rows below those written up to it. And producers hear that
 snapshot that covers them is the oldest that the holder has: what a next attempt may ask for is retained.
 
 Three are kept at most: the oldest, which the consumers hold back, the newest, and one between, so that the
-oldest moves on however far behind they are. Number 0 is what the attempt began with: the beginning of the
-job, or the snapshot of the attempt before. At the beginning of the job one is taken at once, which says when
-that was: a source with a pace catches up on what has passed since.
+oldest moves on however far behind they are. One that serves all consumers when it is taken, as that of a task
+without any does, takes the place of all before it as it arrives. Number 0 is what the attempt began with: the
+beginning of the job, or the snapshot of the attempt before. At the beginning of the job one is taken at once,
+which says when that was: a source with a pace catches up on what has passed since.
 
 (Uncoordinated checkpoints with a log at the sender: Elnozahy et al., "A Survey of Rollback-Recovery Protocols
 in Message-Passing Systems", 2002. Flink has coordinated ones alone.)
@@ -79,6 +80,8 @@ class LocalSnapshots:
         """The number of the snapshot taken last."""
         self._lost = _BEGUN - is_held
         """The holder has none up to that one."""
+        self._covered_at: float | None = begun_at
+        """When the oldest snapshot at the holder was taken, as :class:`_Kept` says it."""
         self._has_holder = is_held
         self._oldest_held = self._announced = _BEGUN
         """The oldest snapshot at the holder, and the one whose rows were announced as stable."""
@@ -103,7 +106,7 @@ class LocalSnapshots:
     @property
     def covered_at(self) -> float | None:
         """When the task was where a next attempt begins; None: the holder has nothing for one."""
-        return self._kept[0].at if self.is_protected else None
+        return self._covered_at if self.is_protected else None
 
     # --- when ------------------------------------------------------------------------------------
 
@@ -131,13 +134,17 @@ class LocalSnapshots:
         """There is no need for one: the task has done nothing since the last."""
         self._looked_at, self._hurries = now, False
         self._kept[-1].at = now
+        self._note_covered()
 
     # --- what happens ----------------------------------------------------------------------------
 
-    def take(self, counted: TaskStateSnapshot, now: float) -> int:
-        """One is taken, and sent to the holder: gives its number. Say behind it which are to be kept."""
+    def take(self, counted: TaskStateSnapshot, now: float, stable: Mapping[int, Sequence[int]]) -> int:
+        """One is taken, and sent to the holder: gives its number. Say behind it which are to be kept.
+        ``stable`` is as for :meth:`advance`."""
         self._number += 1
-        if len(self._kept) == KEPT_MAX:
+        if _covers(stable, counted.written):
+            self._kept.clear()  # the holder gives up what it has once it has this one
+        elif len(self._kept) == KEPT_MAX:
             self._kept.pop()
         self._kept.append(_Kept(self._number, replace(counted, parts={}), now))
         self._hurries = False
@@ -153,6 +160,11 @@ class LocalSnapshots:
         for each in self._kept:
             each.safe = each.safe or each.number <= number
         self._oldest_held, self._has_holder = max(kept[0], self._oldest_held), True
+        self._note_covered()
+
+    def _note_covered(self) -> None:
+        if self._lost < self._kept[0].number <= self._oldest_held:
+            self._covered_at = self._kept[0].at
 
     def advance(self, stable: Mapping[int, Sequence[int]]) -> bool:
         """The consumers have said which rows of each edge they will not ask for any more. Whether there is
@@ -176,7 +188,7 @@ class LocalSnapshots:
         consumers again."""
         self._kept = [_Kept(_BEGUN, TaskStateSnapshot(), -math.inf, safe=True)]
         self._lost, self._has_holder, self._hurries = self._number, True, True
-        self._looked_at = -math.inf
+        self._looked_at, self._covered_at = -math.inf, None
 
     def stable(self) -> Mapping[int, Sequence[ChannelRows]] | None:
         """By edge, the rows that producers need not retain any more; None: nothing new since then."""

@@ -277,7 +277,7 @@ class SnapshotTaker:
             )
         self._paths.calls.leave()
         counted = self._counted(positions())
-        number = machine.take(counted, begun)
+        number = machine.take(counted, begun, self._stable())
         self._parts.leases.snapshot(number)
         whole = replace(
             counted,

@@ -30,8 +30,8 @@ def snapshots(**options: Any) -> LocalSnapshots:
     )
 
 
-def take(machine: LocalSnapshots, what: TaskStateSnapshot, begun: float, now: float) -> int:
-    number = machine.take(what, begun)
+def take(machine: LocalSnapshots, what: TaskStateSnapshot, begun: float, now: float, stable: int = -1) -> int:
+    number = machine.take(what, begun, {EDGE: [stable]})
     machine.note_cost(now - begun, now)
     return number
 
@@ -68,14 +68,16 @@ def test_its_age_is_that_of_what_a_next_attempt_begins_with() -> None:
     machine.hold(1, [0, 1])
     assert machine.covered_at == 3.0, "consumers may ask for what it wrote before"
     assert machine.advance({EDGE: [7]})
+    assert machine.covered_at == 3.0, "the holder has yet to hear which one is the oldest"
+    machine.hold(0, [1])
     assert machine.covered_at == 6.0
     machine.postpone(8.0)
     assert machine.covered_at == 8.0, "the task has done nothing since"
     machine.change_holder()
     assert machine.covered_at is None
-    take(machine, counted(2, written=7), 9.0, 9.05)
+    take(machine, counted(2, written=7), 9.0, 9.05, stable=7)
     machine.hold(2, [2])
-    assert machine.advance({EDGE: [7]}) and machine.covered_at == 9.0
+    assert machine.covered_at == 9.0
 
 
 def test_one_that_is_asked_for_takes_half_of_the_time_at_most() -> None:
@@ -155,12 +157,17 @@ def test_while_a_consumer_holds_the_oldest_back_the_newest_is_replaced() -> None
     assert machine.stable() == counted(1).taken and machine.stable() is None
 
 
-def test_the_oldest_of_a_sink_is_the_newest_that_is_safe() -> None:
+def test_one_that_serves_all_consumers_takes_the_place_of_those_before_as_it_arrives() -> None:
     machine = snapshots()
-    take(machine, TaskStateSnapshot(collected=7), 0.0, 0.0)
-    assert not machine.advance({}), "the holder does not have it"
+    take(machine, counted(1, 5), 1.0, 1.0, stable=4)
     machine.hold(1, [0, 1])
-    assert machine.advance({}) and machine.numbers == [1]
+    assert machine.numbers == [0, 1]
+    take(machine, counted(2, 5), 2.0, 2.0, stable=5)
+    assert machine.numbers == [2] and machine.covered_at == 0.0 and machine.stable() is None
+    machine.hold(2, [2])
+    assert machine.covered_at == 2.0 and machine.stable() == counted(2).taken
+    take(machine, TaskStateSnapshot(collected=7), 3.0, 3.0)
+    assert machine.numbers == [3], "a sink has no consumer"
 
 
 # --- deaths -----------------------------------------------------------------------------------------------
@@ -199,9 +206,12 @@ class Subtask:
     def counted(self) -> TaskStateSnapshot:
         return TaskStateSnapshot(taken={EDGE: [self.taken]}, written={EDGE: [self.written]})
 
+    def consumed(self, *, last: bool) -> int:
+        return self.written if last else self.stable
+
     def advance(self, *, last: bool) -> None:
         machine = self.machine
-        if machine.advance({EDGE: [self.written if last else self.stable]}):
+        if machine.advance({EDGE: [self.consumed(last=last)]}):
             self.holder.heard.append((0, None, machine.numbers))
         if (rows := machine.stable()) is not None:
             self.told += rows[EDGE]
@@ -252,8 +262,8 @@ class Deaths(RuleBasedStateMachine):
         """A task takes a snapshot if one is due, and some of what is under way arrives."""
         task = self.tasks[number]
         if task.machine.due() < math.inf and task.machine.is_news(task.counted()):
-            taken = task.counted()
-            number_taken = take(task.machine, taken, 0.0, 0.0)
+            taken, last = task.counted(), number == self.COUNT - 1
+            number_taken = take(task.machine, taken, 0.0, 0.0, task.consumed(last=last))
             task.copies[number_taken] = taken
             task.holder.heard.append((number_taken, taken, task.machine.numbers))
         for _ in range(steps):
