@@ -239,6 +239,9 @@ SNAPSHOT_MEMORY_BYTES_MAX: Final = 1024 * MIB
 """Bytes in memory of the snapshots that a worker holds, by default."""
 SNAPSHOT_MEMORY_SHARE: Final = 4
 """By default these are at most one part in so many of the machine's memory."""
+HOLDER_AWAY_SECONDS: Final = 30.0
+"""A task whose snapshots no holder has read for so long takes it that there is none: another would have been
+named by now. What waits for a safe snapshot goes on without."""
 RETAINED_LOOK_BYTES: Final = 256 * KIB
 """So much may be retained of one edge before the bound is looked at again."""
 DISK_THREADS: Final = 4

@@ -151,6 +151,11 @@ class SnapshotWriter:
             self._mark(number, len(log.elements), numbers[:at], drop=False)
         return True
 
+    @property
+    def is_read(self) -> bool:
+        """(Any thread.) Whether a holder is attached."""
+        return self.partition.subpartitions[_HOLDER].view is not None
+
     def forget(self) -> None:
         """Copies are needed no more."""
         for number in list(self._copies):

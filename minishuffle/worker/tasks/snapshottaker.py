@@ -21,6 +21,7 @@ from minishuffle.exchange.retained import RetainedPartition
 from minishuffle.exchange.rownumbers import ChannelRows
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import READERS_EDGE
+from minishuffle.limits import HOLDER_AWAY_SECONDS
 from minishuffle.plan.graph import JobSettings
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
@@ -111,6 +112,8 @@ class SnapshotTaker:
         self._is_read = self._is_wanted = False
         """Consumers have said something, and somebody wants a snapshot: the loop sets these, and the thread
         clears them before it looks."""
+        self._left_at = math.inf
+        """When the thread has first seen that no holder reads the snapshots, since it last heard of one."""
         self._error: PartitionLost | None = None
         """Why what the task retains cannot be read; the loop sets it."""
         self._rest: Iterator[int] | None = None
@@ -183,7 +186,7 @@ class SnapshotTaker:
         """Note which rows a durable snapshot covers: the task takes its state for it now. A task that has a
         holder notes none."""
         self._hear()
-        is_alone = not self._machine.has_holder
+        is_alone = not self._machine.has_holder or self._is_left()
         self._cut = number, [gate.taken() for gate in self._gates] if is_alone else []
         self._parts.leases.cut(number, is_alone=is_alone)
 
@@ -198,14 +201,14 @@ class SnapshotTaker:
 
     def secure(self, chain: Chain, positions: Callable[[], Sequence[SplitPosition]]) -> None:
         """Take a snapshot, and wait until no next attempt begins before it: a sink is about to have listed
-        what it has taken. Not where there is no holder, or consumers of the task may hold that up.
+        what it has taken. Not where there is no holder (any more), or consumers of the task may hold that up.
 
         Raises: as :meth:`look`.
         """
         machine, last = self._machine, -1
         while not self._retained:
             self._hear()
-            if 0 <= last <= self._safe or not machine.has_holder:
+            if 0 <= last <= self._safe or not machine.has_holder or self._is_left():
                 return
             if last not in machine.numbers and math.isfinite(machine.due()):
                 machine.ask()
@@ -213,7 +216,13 @@ class SnapshotTaker:
                 self._end()
                 last = machine.numbers[-1]
             else:
-                self._paths.wait_until(self._has_heard)
+                self._paths.wait_until(lambda: self._has_heard() or self._is_left())
+
+    def _is_left(self) -> bool:
+        """Whether the holder has gone, and for so long that the coordinator has no other to name."""
+        now = self._clock()
+        self._left_at = math.inf if self.writer.is_read else min(self._left_at, now)
+        return now - self._left_at >= HOLDER_AWAY_SECONDS
 
     def _hear(self) -> None:
         if self._error is not None:
@@ -222,6 +231,7 @@ class SnapshotTaker:
         machine, self._is_read = self._machine, False
         while self._said:
             number, kept = self._said.popleft()
+            self._left_at = math.inf
             if number == _NEW_HOLDER:
                 self._change_holder()
             else:

@@ -211,6 +211,23 @@ async def test_files_have_each_row_once_whichever_task_is_lost(
     assert sorted(rows) == sorted([*range(ROWS), *range(ROWS)])
 
 
+class Unheld(FilesRecovery):
+    """The holders have gone with their worker, and there is no other."""
+
+    def hold(self, operator: int, index: int) -> None:
+        assert (operator, index) in self.specs
+
+
+async def test_files_are_listed_though_the_holder_has_gone_for_good(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshottaker, "HOLDER_AWAY_SECONDS", 0.05)
+    recovery = Unheld(site, Stream.source(Numbers()).rebalance().to_files(tmp_path, rows=1_000))
+    await site.finish()
+    recovery.close()
+    assert sorted(pq.read_table(tmp_path)["value"].to_pylist()) == sorted([*range(ROWS), *range(ROWS)])
+
+
 class Endless(Numbers):
     bounded = False
 
