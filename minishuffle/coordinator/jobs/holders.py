@@ -177,15 +177,17 @@ class Holders:
                 self._changing(key).is_lost = True
 
     def reported(self, worker: int, held: HeldTask, problem: str) -> bool:
-        """A holder has all that are to be kept, or, with a ``problem``, can hold no more. False if it is no
-        longer the holder."""
+        """A holder has all that are to be kept, or, with a ``problem``, can hold no more, or not give what it
+        has: the one before it, too. False if it is neither."""
         holder = self._of.get(held.key)
-        if holder is None or (holder.worker, holder.number) != (worker, held.number):
+        is_former = holder is not None and (holder.former_worker, holder.former) == (worker, held.number)
+        is_last = holder is not None and (holder.worker, holder.number) == (worker, held.number)
+        if holder is None or not (is_last or (is_former and problem)):
             return False
         self._subtasks.touch(held.key)
         if problem:
             self._drop(worker, held)
-            holder.failed()
+            (holder.failed if is_last else holder.former_lost)()
         else:
             if holder.former:
                 self._drop(holder.former_worker, HeldTask(held.key, holder.former))

@@ -122,7 +122,11 @@ class SnapshotHolder:
             memory=services.snapshots,
         )
         return state_partition(
-            self._partition_id, store, capacity=services.pool.segment_bytes, disk=services.disk
+            self._partition_id,
+            store,
+            capacity=services.pool.segment_bytes,
+            disk=services.disk,
+            lost=self._fail,
         )
 
     # --- thread ----------------------------------------------------------------------------------
@@ -141,8 +145,7 @@ class SnapshotHolder:
         except TaskCancelled:
             pass
         except Exception as error:  # whatever it is: the task gets another holder
-            _log.exception("holder %s fails", self.id)
-            paths.post(self._services.snapshots_held, cannot_hold(self.id, error))
+            paths.post(self._fail, error)
         finally:
             self._drop_coming()
 
@@ -198,6 +201,11 @@ class SnapshotHolder:
             coming.release(False)
 
     # --- loop ------------------------------------------------------------------------------------
+
+    def _fail(self, error: Exception) -> None:
+        """Snapshots cannot be taken, or one that is kept cannot be read: the task needs another holder."""
+        _log.error("holder %s fails", self.id, exc_info=error)
+        self._services.snapshots_held(cannot_hold(self.id, error))
 
     @property
     def channel(self) -> InputChannel:

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import (
+    PartitionLost,
     PeerLost,
     ResourceExhausted,
     ShuffleError,
@@ -167,12 +168,18 @@ def state_gate(
 
 
 def state_partition(
-    partition_id: PartitionId, store: ElementStore, *, capacity: int, disk: DiskReads
+    partition_id: PartitionId,
+    store: ElementStore,
+    *,
+    capacity: int,
+    disk: DiskReads,
+    lost: Callable[[PartitionLost], None] = lambda error: None,
 ) -> BlockingPartition:
     """(Any thread.) Where state is kept for the next attempt of the subtask ``partition_id.producer``.
 
     Args:
         capacity: payload bytes of a buffer.
+        lost: (loop) called once if what is kept cannot be read.
     """
     return BlockingPartition(
         partition_id,
@@ -183,6 +190,7 @@ def state_partition(
         shared=False,
         capacity=capacity,
         disk=disk,
+        lost=lost,
     )
 
 

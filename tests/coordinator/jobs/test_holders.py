@@ -61,6 +61,17 @@ def test_the_last_one_that_had_all_is_read_until_the_next_has() -> None:
     assert not each.reported(2, HeldTask(KEY, 1), "")
 
 
+def test_one_that_cannot_give_what_it_has_is_lost_though_the_next_is_named() -> None:
+    each = new_holders()
+    each.name(KEY, 2)
+    assert each.reported(2, HeldTask(KEY, 1), "")
+    each.name(KEY, 3)
+    assert source(each) == (2, 1, False)
+    assert each.reported(2, HeldTask(KEY, 1), "its disk is broken")
+    assert source(each) == (3, 2, True) and each.take_dropped() == [(2, HeldTask(KEY, 1))]
+    each.validate()
+
+
 def test_what_was_lost_is_needed_of_the_next_one_and_not_any_more_once_that_has_all() -> None:
     each = new_holders()
     each.name(KEY, 2)

@@ -10,7 +10,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PeerLost
+from minishuffle.errors import PartitionLost, PeerLost
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.elements import ElementFormat, Part, with_header
 from minishuffle.exchange.elementstore import ElementStore
@@ -339,6 +339,23 @@ async def test_what_cannot_be_read_is_reported(site: Site, held: Held) -> None:
     await site.until(lambda: len(site.held) == 1)
     assert site.held[0].attempt == holder.id and "error: unpack" in site.held[0].problem
     await site.until(lambda: not holder.thread.is_alive())
+
+
+async def test_a_snapshot_that_its_disk_does_not_give_back_is_reported(
+    site: Site, held: Held, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else each next attempt of the task would ask for it again."""
+    monkeypatch.setattr(site.deployment.services.snapshots, "limit_bytes", 0)
+    holder, task = held.start(), held.task()
+    held.attach(holder, task)
+    task.write(1, [1])
+    await site.until(lambda: len(task.said) == 1)
+    monkeypatch.setattr(os, "pread", lambda file, size, at: b"")
+    with pytest.raises(PartitionLost, match="the file ends"):
+        await held.read(holder)
+    assert [each.attempt for each in site.held if each.problem] == [holder.id]
+    assert "the file ends" in site.held[-1].problem
+    caplog.clear()  # of the error, and so of the file
 
 
 def test_by_default_snapshots_have_a_quarter_of_the_memory_but_no_more_than_a_bound() -> None:
