@@ -141,6 +141,8 @@ ConnectionEvent: TypeAlias = (
 SILENT_AFTER_INTERVALS: Final = 4
 LAST_LOOK_SECONDS: Final = 0.01
 """Long enough for an event loop to look at its sockets: uvloop calls timers before them, and counts in ms."""
+EARLY_SHARE: Final = 0.25
+"""Of an interval: so much before it is due a Ping may go, together with those of other connections."""
 
 
 class KeepAlive:
@@ -174,9 +176,10 @@ class KeepAlive:
         return self._due
 
     def handle_timer(self, now: float) -> Ping | PeerSilent | None:
-        """The Ping to send or the event to report now; None: nothing is due."""
+        """The Ping to send or the event to report now; None: nothing is due. The first Ping may go up to
+        EARLY_SHARE of an interval early, which makes nothing else earlier."""
         late = now - self._due
-        if late < 0:
+        if late < (0 if self._silent_intervals else -EARLY_SHARE * self._interval):
             return None
         if self._silent_intervals and late <= self._interval:
             self._silent_intervals += 1
@@ -184,7 +187,7 @@ class KeepAlive:
             self._due = now + (LAST_LOOK_SECONDS if last else self._interval)
             silent = self._silent_intervals > SILENT_AFTER_INTERVALS
             return PeerSilent(now - self._received_at) if silent else None
-        self._due = now + self._interval
+        self._due += self._interval + max(0.0, late)
         self._silent_intervals = max(1, self._silent_intervals)
         self._token += 1
         return Ping(self._token)

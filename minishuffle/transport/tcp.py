@@ -11,6 +11,7 @@ which pauses correctly there; on plain asyncio each goes by a ``write`` of its o
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import struct
@@ -131,8 +132,7 @@ class DataLink(asyncio.BufferedProtocol):
         """The peer has said nothing at all."""
         self._lost = False
         self._timer: asyncio.TimerHandle | None = None
-        """During the handshake its time-out, then for the connection's next deadline."""
-        self._timer_at = 0.0
+        """The time-out of the handshake, while that lasts."""
         self.done: asyncio.Future[None] = self._loop.create_future()
         """Resolved when the handshake is complete or the connection is gone."""
 
@@ -416,28 +416,25 @@ class DataLink(asyncio.BufferedProtocol):
         if not self._lost:
             if machine.reading != self._reading:
                 self._read_as_wanted(machine.reading)
-            deadline = machine.next_deadline()
-            if deadline is not None and (self._timer is None or deadline < self._timer_at):
-                self._arm_timer(deadline)
             if machine.wants_to_send:
                 self.flush_soon()
-
-    def _arm_timer(self, deadline: float) -> None:
-        """Keep a single timer, due no later than the connection's next deadline. Received data moves the
-        deadline; a timer that fires early is set again, which is cheaper than setting it at every read."""
-        self._cancel_timer()
-        self._timer_at = deadline
-        self._timer = self._loop.call_at(deadline, self._on_timer)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _on_timer(self) -> None:
-        self._timer = None
-        self.machine.handle_timer(self._loop.time())
-        self._after_step()
+    def deadline(self) -> float:
+        """When its machine wants to look at the clock; inf: never."""
+        due = self.machine.next_deadline()
+        return math.inf if due is None else due
+
+    def look_at_clock(self, now: float) -> None:
+        """Have the machine do what is due."""
+        before = self.machine.next_deadline()
+        self.machine.handle_timer(now)
+        if self.machine.next_deadline() != before:
+            self.stepped()
 
     def close(self) -> None:
         """Send queued data and Close, and close the socket."""
@@ -505,6 +502,9 @@ class DataEndpoint:
         dialed."""
         self._dialed: dict[int, int] = {}
         """How many times each worker was dialed."""
+        self._timer: asyncio.TimerHandle | None = None
+        """For the next deadline of any connection."""
+        self._timer_at = math.inf
 
     def serve(
         self,
@@ -593,8 +593,31 @@ class DataEndpoint:
             oldest.evict(self.unproven.eviction())
 
     def settled(self, link: DataLink) -> None:
+        """A handshake is complete."""
         self.closed(link)
         self.links.add(link)
+        self._call_by(link.deadline())
+
+    def _call_by(self, deadline: float) -> None:
+        """Look at the clock then, or before. What a connection receives moves its deadline: a timer that
+        comes early is set again, which is cheaper than setting it at every read."""
+        if deadline < self._timer_at:
+            self._cancel_timer()
+            self._timer_at = deadline
+            self._timer = asyncio.get_running_loop().call_at(deadline, self._look_at_clock)
+
+    def _look_at_clock(self) -> None:
+        """Have all connections do what is due, or nearly, at one time, so that the process wakes once."""
+        self._cancel_timer()
+        now = asyncio.get_running_loop().time()
+        for link in [*self.links]:
+            link.look_at_clock(now)
+        self._call_by(min([link.deadline() for link in self.links], default=math.inf))
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, math.inf
 
     def closed(self, link: DataLink) -> None:
         self.unproven.remove(link)
@@ -605,6 +628,7 @@ class DataEndpoint:
         """Close every connection and the listening socket."""
         if self._server is not None:
             self._server.close()
+        self._cancel_timer()
         for link in [*self.links, *self.unproven, *self.dialing]:
             link.close()
         await asyncio.sleep(0)

@@ -600,7 +600,7 @@ def test_silence_is_answered_with_a_ping_and_then_reported() -> None:
         Connection(dialer=False, counters=ConnectionCounters(), ping_interval=5.0, now=0.0),
     )
     assert ours.next_deadline() == 105.0
-    ours.handle_timer(104.9)
+    ours.handle_timer(103.7)
     assert not ours.wants_to_send
     ours.handle_timer(105.0)
     ping, _ = ours.data_to_send(1)
@@ -620,6 +620,20 @@ def test_silence_is_answered_with_a_ping_and_then_reported() -> None:
         "again after each interval: whoever bears it may be asked until when"
     )
     assert event.seconds == pytest.approx(25.0 + LAST_LOOK_SECONDS)
+
+
+def test_a_ping_that_goes_early_makes_nothing_else_early() -> None:
+    ours = alone()
+    ours.handle_timer(104.0)
+    assert ours.data_to_send(1)[0] == [encode_frame(Ping(1))]
+    assert ours.next_deadline() == 110.0
+    ours.handle_timer(109.0)
+    assert not ours.wants_to_send
+    run_timers(ours, 120.0)
+    assert ours.events() == []
+    run_timers(ours, 120.1)
+    (event,) = ours.events()
+    assert isinstance(event, PeerSilent)
 
 
 def test_the_sockets_are_looked_at_once_more_before_a_peer_is_called_silent() -> None:

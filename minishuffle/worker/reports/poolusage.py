@@ -1,6 +1,6 @@
 """How full the buffers of tasks are, added up over many looks: see :data:`~minishuffle.counters.FLOW`.
 
-A heartbeat with the state of one moment would miss short events. So the loop samples the buffers ten times a
+A heartbeat with the state of one moment would miss short events. So the loop samples the buffers four times a
 second and adds up the samples. The growth of a sum divided by the growth of the number of samples is the
 mean. Attempts take turns, so that a sample costs the same for any number of channels.
 """
@@ -16,8 +16,8 @@ from minishuffle.exchange.segments import LocalPool
 
 __all__ = ["FLOW_SECONDS", "FlowTotals", "Turns"]
 
-FLOW_SECONDS: Final = 0.1
-"""Between two looks."""
+FLOW_SECONDS: Final = 0.25
+"""Between two looks, at the times at which a worker wakes for other reports anyway."""
 CHANNELS_PER_LOOK: Final = 256
 """Channels of a worker that are looked at in one turn of the loop; the last attempt may have more."""
 
@@ -64,12 +64,13 @@ class FlowTotals:
         for partition in partitions:
             for subpartition in partition.subpartitions:
                 view = subpartition.view
-                if view is None or view.channel is None or not view.backlog():
+                if view is None or view.channel is None:
                     continue
-                if not view.channel.credit.available:
-                    uncredited = True
+                credit = view.channel.credit  # first: it is there nearly always, and the backlog takes longer
+                if credit.sent == credit.granted:
+                    uncredited = uncredited or view.backlog() > 0
                 elif view.link is not None and view.link.paused:
-                    unsent = True
+                    unsent = unsent or view.backlog() > 0
         self._add("uncredited", uncredited)
         self._add("unsent", unsent)
 
