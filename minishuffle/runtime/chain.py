@@ -254,11 +254,11 @@ class Chain:
 
     def state_rows(self) -> int:
         """Rows of state that would be lost with the task: see :meth:`Operator.state_rows`."""
-        return sum([operator.state_rows() for operator in self._losing])
+        return sum([operator.state_rows() for operator in self._losing]) if self._losing else 0
 
     def rows_kept(self) -> int:
         """Rows of state that stand for rows of which nothing was emitted yet."""
-        return sum([operator.state_rows() for operator in self._keeping])
+        return sum([operator.state_rows() for operator in self._keeping]) if self._keeping else 0
 
     def leave_out(self, place: int, why: str, row: Batch) -> None:
         """Deal with a row of the input that ends its process, as the operator at that place in the chain

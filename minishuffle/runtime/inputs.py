@@ -145,6 +145,8 @@ class Inputs:
         """Numbers of inputs that the next attempt gets all of again."""
         self.lagging = False
         """The last batch comes from a new producer that has yet to come as far as the rest."""
+        self.drained = False
+        """The last :meth:`poll` has looked into the one gate that is read, and left nothing there."""
         self._ready: deque[tuple[int, Mark | _Run]] = deque()
         self._rows_together = 0
         """So many rows are taken together at most."""
@@ -173,18 +175,21 @@ class Inputs:
         Raises:
             ShuffleError: a channel failed.
         """
-        if not self._ready:
+        ready = self._ready
+        if ready:
+            self.drained = False
+        else:
             self._read()
-        if not self._ready:
-            return None
-        number, item = self._ready.popleft()
+            if not ready:
+                return None
+        number, item = ready.popleft()
         if isinstance(item, Mark):
             return number, item
-        first, *others = item.concat()
-        self._ready.extendleft(
-            (number, _Run([each], item.lagging, len(each), 0)) for each in reversed(others)
-        )
         self.lagging = item.lagging
+        if len(item.batches) == 1:
+            return number, item.batches[0]
+        first, *others = item.concat()
+        ready.extendleft((number, _Run([each], item.lagging, len(each), 0)) for each in reversed(others))
         return number, first
 
     def took(self, seconds: float, rows: int) -> None:
@@ -231,6 +236,7 @@ class Inputs:
         """Read what comes next of a gate. The batches that its element went to, if more may come to them."""
         gate, number, changes = each.gate, each.input.number, each.gate.split_changes
         element = gate.poll()
+        self.drained = element is None and len(self._turns) == 1
         if changes is not None:
             while changes:
                 split, state = changes.popleft()
@@ -243,7 +249,7 @@ class Inputs:
             self._emit_marks(each.input)
         run = None if element is None else self._take_element(each, element)
         if gate.finished:
-            each.ended = True
+            each.ended, self.drained = True, False
             self._turns.remove(each)
             if not self._turns:
                 self._turns = [other for other in self._gates if not other.ended]

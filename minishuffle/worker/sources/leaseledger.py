@@ -175,13 +175,15 @@ class LeaseLedger:
 
     def covers(self, split: int, rows: int) -> bool:
         """Whether ``rows`` more rows of the split may be emitted now."""
-        self._settle()
+        if self._under_way:
+            self._settle()
         each = self._splits.get(split)
         return each is not None and each.emitted + rows <= each.granted
 
     def emit(self, split: int, rows: int, now: float, cursor: Cursor | None = None) -> None:
         """Count ``rows`` rows, covered by a lease, as emitted; the split is read on at the ``cursor``."""
-        self._settle()
+        if self._under_way:
+            self._settle()
         each = self._splits[split]
         assert each.emitted + rows <= each.granted
         if not each.begun:
@@ -189,8 +191,8 @@ class LeaseLedger:
             beside = sum(other.begun and not other.done for other in self._splits.values())
             before = max(self._first, self._window.rows(now) // beside)
             each.window = _Window(now, before=before, is_guessed=self._guesses)
-        for window in (each.window, self._window):
-            window.add(rows, now)
+        each.window.add(rows, now)
+        self._window.add(rows, now)
         each.emitted += rows
         each.batch = rows
         each.cursor, each.is_moved = cursor, cursor is not None
@@ -230,6 +232,10 @@ class LeaseLedger:
         LEASE_SECONDS."""
         self._is_due, self._not_before, self._asked_at = True, now, now
 
+    def is_due(self, now: float) -> bool:
+        """Whether :meth:`report` has something to say although nobody waits for it."""
+        return self._is_due and now >= self._not_before
+
     def report(self, now: float, upcoming: Iterable[int], need: tuple[int, int] | None = None) -> bytes:
         """The table of positions to report now; empty if nothing is due.
 
@@ -240,7 +246,7 @@ class LeaseLedger:
         self._settle()
         if self._under_way:
             return b""
-        if need is None and not (self._is_due and now >= self._not_before):
+        if need is None and not self.is_due(now):
             return b""
         self._is_due, self._not_before = False, now + self._together
         wanted = self._look_ahead(upcoming, now)

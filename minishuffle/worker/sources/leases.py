@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from minishuffle.operators.base import AnySource
+from minishuffle.operators.base import AnySource, names_splits
 from minishuffle.runtime.reader import SourceReader
 from minishuffle.runtime.splits import acknowledge
 from minishuffle.wire.packed import Cursor, SplitPosition, unpack_positions
@@ -116,7 +116,7 @@ class SourceLeases:
         self._age = age
         self._splits: ReadSplits | None = None
         self._reader: SourceReader | None = None
-        """The same, if they are those of a source of the job's own."""
+        """The same, if they are those of a source of the job's own that names them."""
         self._told: AnySource | None = None
         """The source, if it has the method ``acknowledge``."""
         self._passed: dict[str, bytes] = {}
@@ -173,7 +173,7 @@ class SourceLeases:
             age=self._age,
             behind=behind,
         )
-        self._reader = reader
+        self._reader = reader if names_splits(source) else None
         self._told = source if hasattr(source, "acknowledge") else None
         self.begin(reader, now)
         self.look(now)
@@ -196,7 +196,8 @@ class SourceLeases:
         ledger, splits = self._ledger, self._splits
         assert splits is not None
         split, cursor = splits.current, splits.cursor
-        self._confirm()
+        if cursor is not None:  # else it names nothing that could be confirmed
+            self._confirm()
         if ledger is None:
             if cursor is not None and self._told is not None:
                 self._passed[cursor.name] = cursor.position
@@ -208,20 +209,25 @@ class SourceLeases:
                     self._post(ledger.report(now, splits.upcoming, (split, rows)))
                     return False
                 ledger.emit(split, rows, now, cursor)
+                self._look(now)
             return True
 
         if not emitted():
             self._paths.wait_until(emitted)
-        self.look(now)
 
     def look(self, now: float) -> None:
         """Report what is to be reported by now."""
         with self._lock:
-            if self._reader is not None:
-                self._note_changes(self._reader)
-            if self._ledger is not None and self._splits is not None:
-                need = next(((split, 0) for split in self._ends), None)
-                self._post(self._ledger.report(now, self._splits.upcoming, need))
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        """(Under the lock.)"""
+        if self._reader is not None:
+            self._note_changes(self._reader)
+        ledger, splits = self._ledger, self._splits
+        if ledger is not None and splits is not None and (self._ends or ledger.is_due(now)):
+            need = next(((split, 0) for split in self._ends), None)
+            self._post(ledger.report(now, splits.upcoming, need))
 
     def _note_changes(self, reader: SourceReader) -> None:
         """Note the changes of splits that no read record has shown."""

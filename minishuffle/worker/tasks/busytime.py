@@ -79,14 +79,14 @@ class StateClock:
     and the total that this reader saw would fall.
     """
 
-    __slots__ = ("_lock", "_now", "_since", "_state", "_totals", "blocks")
+    __slots__ = ("_lock", "_now", "_seconds", "_since", "_state", "blocks")
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._lock = threading.Lock()
         self._state: ThreadState | None = None
         self._since = 0.0
-        self._totals = StateSeconds()
+        self._seconds: dict[ThreadState, float] = {"busy": 0.0, "idle": 0.0, "backpressured": 0.0}
         """Up to ``_since``."""
         self.blocks = Histogram(BLOCK_SECONDS_BOUNDS)
         """The waits in back-pressure that have ended."""
@@ -97,7 +97,8 @@ class StateClock:
             now = self._now()
             passed = now - self._since
             before = self._state
-            self._totals = self._up_to(now)
+            if before is not None:
+                self._seconds[before] += passed
             self._state, self._since = state, now
         if before == "backpressured":
             self.blocks.observe(passed)
@@ -115,15 +116,7 @@ class StateClock:
     def read(self) -> StateSeconds:
         """(Any thread.) The totals up to now."""
         with self._lock:
-            return self._up_to(self._now())
-
-    def _up_to(self, now: float) -> StateSeconds:
-        busy, idle, backpressured = self._totals
-        passed = now - self._since
-        if self._state == "busy":
-            busy += passed
-        elif self._state == "idle":
-            idle += passed
-        elif self._state == "backpressured":
-            backpressured += passed
-        return StateSeconds(busy, idle, backpressured)
+            seconds = dict(self._seconds)
+            if self._state is not None:
+                seconds[self._state] += self._now() - self._since
+        return StateSeconds(**seconds)

@@ -549,6 +549,10 @@ class Task:
                 counters.last_input_at = time.monotonic()
                 if self._poison is None:  # else rows of several channels would be in hand together
                     inputs.took(counters.last_input_at - began, len(item.payload))
+                if inputs.drained and not barrier and self.snapshots is None and inputs.is_between:
+                    # Whatever has come since the look rings: another look would find nothing.
+                    now = pause.now()
+                    paths.wait(min(GATES_WAIT_SECONDS, self._look_at_clock(chain, now) - now))
 
     def _take(self, batch: Batch, entrance: Emit, chain: Chain, *, repeated: bool = False) -> None:
         """Have the chain take a batch: at once, unless a row is looked for that ends the process."""
