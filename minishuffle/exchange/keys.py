@@ -541,7 +541,7 @@ def stable_hash(value: Any) -> int:
     Raises:
         UsageError: see :func:`canonical`.
     """
-    return hash_form(canonical(value))
+    return hash_int(value) if type(value) is int else hash_form(canonical(value))
 
 
 _AS_THEY_ARE: Final = frozenset({int, str, bytes, bool, NoneType})

@@ -140,9 +140,9 @@ class Partitioner:
             yield (first + at) % self._consumers, _joined(batch, blocks[at :: self._consumers])
 
     def _by_key(self, batch: Batch) -> Pieces:
-        if isinstance(batch.payload, list):
-            yield from self._rows_by_key(batch)
-            return
+        return self._rows_by_key(batch) if isinstance(batch.payload, list) else self._columns_by_key(batch)
+
+    def _columns_by_key(self, batch: Batch) -> Pieces:
         rows = batch.payload.num_rows
         chunk_rows = max(CHUNK_ROWS, _ROWS_PER_CONSUMER * self._consumers)
         if rows <= chunk_rows:
@@ -153,7 +153,11 @@ class Partitioner:
 
     def _rows_by_key(self, batch: Batch) -> Pieces:
         positions: Any
-        if len(batch.payload) <= FEW_ROWS:
+        pieces: Pieces
+        if len(batch.payload) == 1:
+            positions = [destination(stable_hash(batch.keys[0]), self._consumers)]
+            pieces = iter([(positions[0], batch)])
+        elif len(batch.payload) <= FEW_ROWS:
             positions = [destination(stable_hash(key), self._consumers) for key in batch.keys]
             pieces = _pick_few(batch, positions)
         else:

@@ -230,7 +230,8 @@ def _pack_strictly(value: Any) -> bytes:
 
 def _form_of(rows: Sequence[Any]) -> int:
     """The letter of what :data:`_MARK` says of these rows; 0 if none is needed."""
-    if set(map(type, rows)) == {tuple} and SCALARS.issuperset(map(type, chain.from_iterable(rows))):
+    outer = set(map(type, rows))
+    if outer <= SCALARS or (outer == {tuple} and SCALARS.issuperset(map(type, chain.from_iterable(rows)))):
         return 0
     level: Sequence[Any] = rows
     found: list[set[type]] = []

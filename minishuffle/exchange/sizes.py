@@ -99,7 +99,7 @@ def encode_all(batch: Batch, drop: Drop | None = None) -> Iterator[tuple[int, li
 
     Raises: as ``encode``; but rows that no element takes are given to ``drop``, if there is one.
     """
-    pending = list(pieces(batch))[::-1]
+    pending = [batch] if len(batch.payload) < FIRST_ROWS else list(pieces(batch))[::-1]
     while pending:
         piece = pending.pop()
         rows = len(piece.payload)
