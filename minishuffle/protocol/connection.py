@@ -142,7 +142,7 @@ SILENT_AFTER_INTERVALS: Final = 4
 LAST_LOOK_SECONDS: Final = 0.01
 """Long enough for an event loop to look at its sockets: uvloop calls timers before them, and counts in ms."""
 EARLY_SHARE: Final = 0.25
-"""Of an interval: so much before it is due a Ping may go, together with those of other connections."""
+"""The share of an interval by which a Ping may be early, in order to leave together with others."""
 
 
 class KeepAlive:

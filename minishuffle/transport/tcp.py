@@ -607,7 +607,7 @@ class DataEndpoint:
             self._timer = asyncio.get_running_loop().call_at(deadline, self._look_at_clock)
 
     def _look_at_clock(self) -> None:
-        """Have all connections do what is due, or nearly, at one time, so that the process wakes once."""
+        """Handle the deadlines of all connections that are due, or nearly due, in one wake of the process."""
         self._cancel_timer()
         now = asyncio.get_running_loop().time()
         for link in [*self.links]:

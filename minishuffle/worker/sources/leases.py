@@ -116,7 +116,7 @@ class SourceLeases:
         self._age = age
         self._splits: ReadSplits | None = None
         self._reader: SourceReader | None = None
-        """The same, if they are those of a source of the job's own that names them."""
+        """Reads a source of the job's own whose splits have names; None: there is no such source."""
         self._told: AnySource | None = None
         """The source, if it has the method ``acknowledge``."""
         self._passed: dict[str, bytes] = {}
