@@ -526,8 +526,8 @@ class InputChannel:
         """What the oldest snapshot of the task covers."""
         self._read_to_end: Attachment | None = None
         """What the task has read to its end; it stays attached until snapshots cover that."""
-        self._over = self._closed = False
-        """The partition has ended for the loop; the task has."""
+        self._over = self._closed = self._listens = False
+        """The partition has ended for the loop; the task has; it has finished, and takes nothing more."""
         self._buffers = buffers
         self._ready = ready
 
@@ -654,6 +654,8 @@ class InputChannel:
         self.announce_stable()
         if rows.ended and self.attachment is not None and self.attachment is self._read_to_end:
             self.end(self.attachment)
+        elif self._listens and rows.row >= self.rows.next:
+            self._let_go(CancelReason.ENDED)
 
     def announce_stable(self) -> None:
         """The producer can hear which rows it need not retain."""
@@ -713,6 +715,15 @@ class InputChannel:
     def events_queued(self) -> int:
         """Events that wait to be read, but for watermarks."""
         return self._events_added - self.events_read
+
+    @property
+    def is_read_to_end(self) -> bool:
+        """It stays attached until snapshots cover its end, which the task has read."""
+        return self._read_to_end is not None and self._read_to_end is self.attachment
+
+    def listen(self) -> None:
+        """The task has finished. Stay attached until the producer has heard that all is covered."""
+        self._listens = True
 
     def close(self) -> None:
         """The task is terminal: end the attachment and give every buffer back; idempotent."""

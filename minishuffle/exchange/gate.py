@@ -106,6 +106,8 @@ class InputGate:
         strict: the task fails if rows are missing since a link broke: all come again to its next attempt.
         guaranteed: no row may be missing, and event time waits: producers retain what they have sent until
             snapshots of the task cover it.
+        redealt: the next attempt of a producer may give the task rows that others had before. So no snapshot
+            says that it has ended; if it has, and there is such an attempt, the task fails.
         splits: adds and removes its channels, decides when they end, and makes its event time from them, so
             that ``valve`` says nothing; None: they are those of :meth:`add_channel`.
         debloater: says how full producers are to make their buffers; None: as full as they can.
@@ -127,6 +129,7 @@ class InputGate:
         waits: bool = False,
         strict: bool = False,
         guaranteed: bool = False,
+        redealt: bool = False,
         splits: SplitChannels | None = None,
         debloater: BufferDebloater | None = None,
     ) -> None:
@@ -149,7 +152,7 @@ class InputGate:
         self._tolerated: tuple[type[ShuffleError], ...] = (tolerates,) if tolerant else ()
         self._waits = waits or guaranteed or kept is not None
         self._strict = strict
-        self._guaranteed = guaranteed
+        self._guaranteed, self._redealt = guaranteed, redealt
         self._splits = splits
         self._barriers_over = self._move = 0
         self._movers: set[InputChannel] = set()
@@ -193,11 +196,15 @@ class InputGate:
 
     # --- loop ------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """The task is terminal, or was abandoned and may go on; idempotent."""
+    def close(self, *, listens: bool = False) -> None:
+        """The task is terminal, or was abandoned and may go on; idempotent. If it ``listens``, channels that
+        were read to their end stay attached until its last snapshot covers that, or their link breaks."""
         self.buffers.close()
         for channel in self.channels:
-            channel.close()
+            if listens and channel.is_read_to_end:
+                channel.listen()
+            else:
+                channel.close()
         self.ready.line.clear()
         whole = list(self._whole)  # at once: a task that was abandoned may still read
         for log in [*self._logs.values(), *(log for _, log, _ in whole)]:
@@ -318,7 +325,7 @@ class InputGate:
     def taken(self) -> list[ChannelRows]:
         """(Between elements.) How far the task is in each channel of which no row may be missing."""
         return [
-            ChannelRows(each.producer, each.rows.version, each.rows.next, each.ended)
+            ChannelRows(each.producer, each.rows.version, each.rows.next, each.ended and not self._redealt)
             for each in self._retained
         ]
 
@@ -551,7 +558,16 @@ class InputGate:
         self._give_back(notice)
 
     def _on_attached(self, channel: InputChannel, notice: Attached) -> None:
-        """The producer says anew how far it is."""
+        """The producer says anew how far it is.
+
+        Raises:
+            PeerLost: it had ended, and may give the task more rows now.
+        """
+        if self._redealt and channel.ended and notice.version != channel.rows.version:
+            raise PeerLost(
+                f"subtask {channel.producer} of edge {self.edge}, whose end was read, runs again, and may "
+                "deal its rows out in another way: this task runs again from its last snapshot"
+            )
         channel.rows_incomplete += channel.rows.attach(notice.version)
         if channel.ended:
             channel.reopened = True

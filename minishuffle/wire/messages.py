@@ -263,6 +263,8 @@ class InputSpec(ControlMessage):
     guaranteed: bool = False
     """No row may be missing: producers retain what they have sent until snapshots of this task cover it, and
     number it through all their versions."""
+    redealt: bool = False
+    """The next attempt of such a producer may give this task rows that others had before."""
 
 
 class OutputSpec(ControlMessage):

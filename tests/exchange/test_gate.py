@@ -435,6 +435,38 @@ def test_a_gate_with_a_guarantee_fails_where_a_row_is_missing(
     setup.gate.close()
 
 
+def test_a_task_runs_again_if_a_producer_does_that_had_ended_and_may_deal_other_rows(
+    make_setup: type[Setup],
+) -> None:
+    setup = make_setup(remote=1, version=1, tolerant=True, guaranteed=True, redealt=True)
+    (channel,) = setup.remotes
+    setup.arrive(channel, setup.element([0, 1]), rows=2)
+    setup.arrive_event(channel, EventKind.END_OF_PARTITION, row=2)
+    assert setup.rows() == [0, 1] and setup.gate.finished
+    assert setup.gate.taken() == [(0, 1, 2, False)], "more may follow them in another version"
+    setup.request(channel, generation=2, version=1)
+    assert setup.rows() == []
+    setup.request(channel, generation=3, version=2)
+    with pytest.raises(PeerLost, match="subtask 0 of edge 0, whose end was read, runs again"):
+        setup.rows()
+    setup.gate.close()
+
+
+def test_a_task_that_has_finished_stays_attached_until_its_producers_know_what_is_covered(
+    make_setup: type[Setup],
+) -> None:
+    for redealt in (False, True):
+        setup = make_setup(remote=2, version=1, tolerant=True, guaranteed=True, redealt=redealt)
+        read, broken = setup.remotes
+        setup.arrive_event(read, EventKind.END_OF_PARTITION, row=0)
+        setup.rows()
+        setup.gate.close(listens=True)
+        assert read.attachment is not None and broken.attachment is None
+        setup.gate.make_stable(setup.gate.taken())
+        assert read.attachment is None
+        setup.gate.close()
+
+
 def test_a_task_goes_on_in_each_channel_where_its_snapshot_says(make_setup: type[Setup]) -> None:
     first = make_setup(remote=3, version=3, tolerant=True, guaranteed=True)
     whole, half, _ = first.remotes

@@ -94,7 +94,7 @@ class Site:
         self.reports.append((key, outcome))
         if outcome is not None:
             self.outcomes[key] = outcome
-            self.deployment.attempts[key].close()
+            self.deployment.attempts[key].end(moved=outcome.moved)
 
     def _on_snapshot_wanted(self) -> None:
         self.snapshots_wanted += 1

@@ -554,18 +554,24 @@ def _neighbour_addresses(
 
 class _Exchanges(NamedTuple):
     """Kept and retained edges; repeating sources; operators that run again from the beginning; sources that
-    keep their version if a subtask has one split."""
+    keep their version if a subtask has one split; retained edges by which the next attempt of a producer may
+    give a consumer rows that others had before."""
 
     kept: frozenset[int]
     retained: frozenset[int]
     repeating: frozenset[int]
     replayed: frozenset[int]
     one_split: frozenset[int]
+    redealt: frozenset[int]
 
     @classmethod
     def of(cls, graph: JobGraph) -> _Exchanges:
-        kept, one_split = graph.kept_edges(), graph.same_rows(of_one_split=True) - graph.same_rows()
-        return cls(kept, graph.retained_edges(), repeating(graph, kept), graph.replayed(), one_split)
+        kept, retained, same = graph.kept_edges(), graph.retained_edges(), graph.same_rows()
+        one_split = graph.same_rows(of_one_split=True) - same
+        redealt = frozenset(
+            each for each in retained if not (graph.edges[each].source in same or graph.parts_alike(each))
+        )
+        return cls(kept, retained, repeating(graph, kept), graph.replayed(), one_split, redealt)
 
 
 def _task(
@@ -579,8 +585,7 @@ def _task(
 ) -> TaskSpec:
     """The specification of a task to deploy; ``waiting`` are subtasks not deployed yet."""
     (operator, index), kept, retained = key, exchanges.kept, exchanges.retained
-    vertex = graph.vertices[operator]
-    inputs, outputs = [], []
+    vertex, inputs, outputs = graph.vertices[operator], [], []
     for number in graph.inputs_of(operator):
         edge, producers = graph.edges[number], graph.producers_of(number, index)
         inputs.append(
@@ -596,6 +601,7 @@ def _task(
                 waits=edge.source in exchanges.repeating or number in retained,
                 strict=edge.source in exchanges.replayed and number not in kept,
                 guaranteed=number in retained,
+                redealt=number in exchanges.redealt,
             )
         )
     for number in graph.outputs_of(operator):

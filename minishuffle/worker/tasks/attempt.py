@@ -498,6 +498,7 @@ class Attempt:
             waits=spec.waits,
             strict=spec.strict,
             guaranteed=spec.guaranteed,
+            redealt=spec.redealt,
             debloater=None if spec.kept else self._debloater(),
         )
         gate.end_barriers(self.paths.pause.ended)
@@ -610,9 +611,10 @@ class Attempt:
     # --- taking down -----------------------------------------------------------------------------
 
     def end(self, *, moved: bool = False) -> bytes:
-        """The task's thread is done: gives the rows exchanged, as in :meth:`rows`, for its last report. If it
-        has ``moved``, the state that it keeps is all that remains of it."""
-        self.close()
+        """The task has ended: gives the rows exchanged, as in :meth:`rows`, for its last report. If it has
+        ``moved``, the state that it keeps is all that remains of it. If a task that takes snapshots has
+        finished, its thread stays for them until :meth:`release`."""
+        self.close(stays=self.task.state == "finished" and self._takes_snapshots)
         self.reported = self.rows()
         if moved and (state := self.task.state_handover.kept) is not None:
             for pool in self.pools.values():
@@ -620,17 +622,19 @@ class Attempt:
             self.partitions[state.id.edge] = state
         return self.reported[0]
 
-    def close(self) -> None:
-        """The task's thread is done (or written off): its inputs close. Idempotent.
+    def close(self, *, stays: bool = False) -> None:
+        """The task's thread is done (or written off): its inputs close. Idempotent. If the thread ``stays``,
+        inputs stay attached until producers have heard what its last snapshot covers.
 
         The partitions of a task that has finished stay. If tasks restart, any other end is an error for the
         consumers, and what they have not read is discarded.
         """
-        self.paths.close()
+        if not stays:
+            self.paths.close()
         if self.upstreams is not None:
             self.upstreams.close()
         for gate in self.gates:
-            gate.close()
+            gate.close(listens=stays)
         task = self.task
         if task.state_handover.earlier is not None:
             task.state_handover.earlier.gate.close()

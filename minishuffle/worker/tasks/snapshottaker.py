@@ -7,6 +7,7 @@ for input, and while it waits for room in what its worker retains.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from minishuffle.worker.tasks.statehandover import pack_state
 __all__ = ["SnapshotParts", "SnapshotTaker"]
 
 _NEW_HOLDER: Final = -1
+_log = logging.getLogger("minishuffle.worker")
 _SLICE_SECONDS: Final = 0.002
 """How long the next element waits while a part of a snapshot is sent, but for the last piece of that."""
 _DEFERRED_SECONDS: Final = 0.05
@@ -223,6 +225,31 @@ class SnapshotTaker:
         now = self._clock()
         self._left_at = math.inf if self.writer.is_read else min(self._left_at, now)
         return now - self._left_at >= HOLDER_AWAY_SECONDS
+
+    def take_last(self, chain: Chain, positions: Callable[[], Sequence[SplitPosition]]) -> None:
+        """(All input is read.) Take a snapshot that covers it, and wait for nobody: once it is the oldest,
+        producers need retain nothing for the task.
+
+        Raises: as :meth:`look`.
+        """
+        self._hear()
+        self._machine.ask()
+        self._take(chain, positions)
+        self._end()
+
+    def attend(self) -> None:
+        """(The task has finished.) Until it is released, send what is kept to another holder, and tell
+        producers what its last snapshot covers. If what it retains cannot be read, that was reported."""
+        paths = self._paths
+        try:
+            while not paths.cancelled:
+                paths.bell.clear()
+                if self._has_heard():
+                    self._hear()
+                paths.bell.wait(math.inf)
+        except Exception:  # it is released meanwhile, or has no copies to send: it stays unprotected
+            if not paths.cancelled:
+                _log.exception("a task that has finished cannot send its snapshots again")
 
     def _hear(self) -> None:
         if self._error is not None:

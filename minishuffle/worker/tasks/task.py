@@ -266,6 +266,8 @@ class Task:
         self.paths.clock.enter(None)
         self.record.release(self.paths.calls)
         self.paths.post(self._reached, outcome)
+        if self.snapshots is not None and outcome.state == "finished":
+            self.snapshots.attend()
 
     def _reached(self, outcome: TaskOutcome | None) -> None:
         """(Loop.) It runs, or has ended."""
@@ -339,8 +341,7 @@ class Task:
                     self._run_gates(inputs, chain)
                 finally:
                     self._rows.leave(inputs.rows_left())
-            if any(operator.reports for operator in chain.operators):
-                self._secure(chain)
+            self._take_last_snapshot(chain)
             self.paths.calls.enter()
             chain.finish(self.paths.check)
             self.counters.state_rows, self.counters.rows_done = 0, self._rows.taken
@@ -500,6 +501,13 @@ class Task:
         """Have a snapshot of this moment safe, if it takes any and its source is open."""
         if self.snapshots is not None and (self._reader is not None or self.gates):
             self.snapshots.secure(chain, self._positions)
+
+    def _take_last_snapshot(self, chain: Chain) -> None:
+        """All input is read, and what follows comes again from this snapshot."""
+        if self.snapshots is not None:
+            self.snapshots.take_last(chain, self._positions)
+        if any(operator.reports for operator in chain.operators):
+            self._secure(chain)
 
     def _positions(self) -> list[SplitPosition]:
         if self._reader is not None:

@@ -180,6 +180,7 @@ def test_with_a_guarantee_exchanges_are_retained_and_nothing_is_left_out(
     (output,), (gate,) = message.tasks[0].outputs, message.tasks[1].inputs
     assert (output.retained, output.kept, output.closed) == (True, False, [])
     assert (gate.guaranteed, gate.waits, gate.kept, gate.strict, gate.ended) == (True, True, False, False, [])
+    assert gate.redealt == (graph.edges[0].partitioner not in ("hash", "broadcast"))
 
 
 def test_what_is_retained_takes_no_buffers_of_its_own(make_graph: Callable[..., JobGraph]) -> None:

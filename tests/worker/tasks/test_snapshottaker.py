@@ -291,6 +291,28 @@ async def test_snapshots_free_what_fills_the_bound_of_a_worker(site_of: type[Sit
     await site.close()
 
 
+async def test_what_a_finished_task_has_kept_goes_to_another_holder_and_its_producers_keep_nothing(
+    site: Site,
+) -> None:
+    recovery, deployment = Recovery(site, counting()), site.deployment
+    await site.finish()
+    held = [each for one in deployment.attempts.values() for each in one.partitions.values()]
+    await site.until(
+        lambda: not any(isinstance(each, RetainedPartition) and each.store.held for each in held)
+    )
+    key = attempt(1, 0)
+    deployment.holders.pop(recovery.holder(*key.subtask.key)).release()
+    second = attempt(holder_operator(1), 0, 2)
+    spec = HolderSpec(operator=1, index=0, attempt=2, task_attempt=1, task_worker=1)
+    deployment.hold(StartHolder(second, spec))
+    deployment.fence(Fence(key, snapshot_edge(1), second))
+    recovery.join(second, snapshot_edge(1), key)
+    await site.until(lambda: any(each.attempt == second for each in site.held))
+    (last,) = deployment.holders[second].partition.subpartitions
+    assert last.log.elements, "a next attempt has something to go on from"
+    recovery.close()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_task_fails_whose_retained_rows_or_snapshots_cannot_be_read(site: Site, stream: bool) -> None:
     """Else its consumers, or its holder, would wait for them for good."""
