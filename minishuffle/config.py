@@ -30,6 +30,7 @@ from minishuffle.ids import Address
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
+    "HASH_SEED",
     "ClusterSettings",
     "CoordinatorPlace",
     "TlsFiles",
@@ -38,6 +39,7 @@ __all__ = [
     "default_secret_file",
     "default_state_dir",
     "forget_coordinator",
+    "hash_seed",
     "load_settings",
     "read_coordinator",
     "read_secret",
@@ -52,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
 ENVIRONMENT_PREFIX = "MINISHUFFLE_"
+HASH_SEED = "PYTHONHASHSEED"
+"""The variable that says how Python hashes texts and bytes, from its start on."""
 NO_SETTINGS = frozenset({"cluster", "coordinator", "secret_file", "seed", "soak", "state_dir"})
 """Names in the environment that mean something else: to the command line, and to the tests."""
 
@@ -422,6 +426,13 @@ def read_secret(path: Path) -> bytes:
     if mode & 0o077:
         raise UsageError(f"other users may read the secret at {path} (mode {mode:04o}); chmod 600 {path}")
     return checked_secret(secret, path)
+
+
+def hash_seed(secret: bytes) -> str:
+    """The value of :data:`HASH_SEED` for all workers of a cluster: a set of texts has one order in them, so
+    that the rows which a function makes of it come in that order again when its task goes on elsewhere.
+    Nobody guesses it who could send keys that hash alike."""
+    return str(int.from_bytes(hmac.digest(secret, b"minishuffle hashes", "sha256")[:4]))
 
 
 def checked_secret(secret: bytes, path: Path | None = None) -> bytes:

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Protocol
 
 from pydantic import ValidationError
 
-from minishuffle.config import ClusterSettings, load_settings
+from minishuffle.config import HASH_SEED, ClusterSettings, hash_seed, load_settings, read_secret
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UnknownName, UsageError
 from minishuffle.ids import Address
 from minishuffle.postmortem import Observation, observed
@@ -226,6 +226,8 @@ class WorkerLaunch:
     """Each worker is on ``host``, or on a machine of its own."""
     processors: Mapping[int, int]
     """Processor by worker, for workers that stay on one."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that they have besides those of this process."""
     started: Counter[int] = field(default_factory=Counter)
     """Processes so far, by worker; each has files of its own."""
 
@@ -248,7 +250,14 @@ class WorkerLaunch:
         name = f"worker-{worker}" if number == 1 else f"worker-{worker}-{number}"
         front = self.machines.command(worker) if self.machines else []
         with observed() as (observation, more, descriptors):
-            child = spawn(name, [*arguments, *more], self.state_dir, front, descriptors)
+            child = spawn(
+                name,
+                [*arguments, *more],
+                self.state_dir,
+                front,
+                descriptors,
+                environment=self.environment,
+            )
         observation.began(child.pid)
         child.observation = observation
         return child
@@ -344,9 +353,11 @@ def spawn(
     state_dir: Path,
     front: Sequence[str] = (),
     descriptors: Sequence[int] = (),
+    *,
+    environment: Mapping[str, str] | None = None,
 ) -> Child:
     """Start ``python -m minishuffle.cli`` with ``arguments``, behind ``front``, in a session of its own; it
-    inherits ``descriptors``.
+    inherits ``descriptors``, and has these variables in its ``environment`` beside those of this process.
 
     Of its own so that Ctrl-C in the terminal reaches the parent alone, which then stops its children
     in order.
@@ -357,14 +368,15 @@ def spawn(
     out, log = state_dir / f"{name}.out", state_dir / f"{name}.log"
     command = [*front, sys.executable, "-m", "minishuffle.cli", *arguments, "--exit-with-parent"]
     # Modules that functions refer to by name are found where this process finds them.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    path = os.pathsep.join(each or os.getcwd() for each in sys.path)
+    variables = {**os.environ, "PYTHONPATH": path, **(environment or {})}
     with _output(out) as stdout, _output(log) as stderr:
         process = Popen(
             command,
             stdin=PIPE,
             stdout=stdout,
             stderr=stderr,
-            env=environment,
+            env=variables,
             start_new_session=True,
             pass_fds=descriptors,
         )
@@ -476,7 +488,8 @@ def start_processes(
         by_id: dict[int, Child] = {}
         pins = _pins(workers, sorted(os.sched_getaffinity(0))) if settings.pin_workers else []
         pinned = {worker: processor for worker, processor in enumerate(pins, 1) if processor is not None}
-        launch = WorkerLaunch(state_dir, common, flags, host, machines, pinned)
+        hashes = {HASH_SEED: hash_seed(read_secret(secret_file))}
+        launch = WorkerLaunch(state_dir, common, flags, host, machines, pinned, hashes)
         for worker in range(1, workers + standby + 1):
             with signals_later():
                 by_id[worker] = launch.start(worker, address, standby=worker > workers)

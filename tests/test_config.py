@@ -21,6 +21,7 @@ from minishuffle.config import (
     default_secret_file,
     default_state_dir,
     forget_coordinator,
+    hash_seed,
     load_settings,
     read_coordinator,
     read_secret,
@@ -284,3 +285,9 @@ def test_a_host_timeout_that_is_too_short_or_no_number_is_refused(value: str) ->
     with pytest.raises(ValidationError, match=rf"host_timeout \({value} s\) must be at least 0.4 s, or off"):
         load_settings(None, host_timeout=value)
     assert load_settings(None, host_timeout="off").host_timeout == "off"
+
+
+def test_python_hashes_as_the_secret_says() -> None:
+    seeds = {hash_seed(secret) for secret in (b"a" * 32, b"b" * 32)}
+    assert len(seeds) == 2 and all(0 <= int(seed) < 1 << 32 for seed in seeds)
+    assert hash_seed(b"a" * 32) in seeds

@@ -36,7 +36,7 @@ from minishuffle.cli.session import (
 )
 from minishuffle.cli.systemd import Notifier
 from minishuffle.cli.terminal import echo
-from minishuffle.config import ClusterSettings, read_coordinator, with_tls_files
+from minishuffle.config import HASH_SEED, ClusterSettings, hash_seed, read_coordinator, with_tls_files
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.launch import DETACH
 from minishuffle.transport.credentials import Credentials
@@ -155,11 +155,12 @@ def start_worker(
     SIGTERM has its tasks move to free slots of other workers, within drain_timeout, before it ends; Ctrl-C
     ends it at once.
     """
-    run_behind_init()
     if processor is not None:
         _pin(processor)
     session = session_of(context)
     settings = _found_tls(session, settings_from(values))
+    _hash_alike(session.secret())
+    run_behind_init()
     secret, address, directory = session.secret(), session.address(), session.make_directory()
     tls = Credentials.of(settings)
     with importing():
@@ -194,6 +195,13 @@ def start_worker(
         )
 
     context.exit(run_process("worker", settings, exit_with_parent, body, last_words=record.leave))
+
+
+def _hash_alike(secret: bytes) -> None:
+    """Begin this process anew unless it hashes texts as the other workers of the cluster do."""
+    seed = hash_seed(secret)
+    if os.environ.get(HASH_SEED) != seed:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, HASH_SEED: seed})
 
 
 def _opened(descriptor: int | None) -> CrashRecord:

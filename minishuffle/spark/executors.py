@@ -24,6 +24,7 @@ from typing import Final
 from pyspark import TaskContext
 
 from minishuffle.client import Client
+from minishuffle.config import HASH_SEED, hash_seed
 from minishuffle.errors import (
     PeerLost,
     ShuffleError,
@@ -114,6 +115,7 @@ def _run(order: WorkerOrder, directory: Path) -> str:
             stderr=errors,
             start_new_session=True,
             pass_fds=descriptors,
+            env={**os.environ, HASH_SEED: hash_seed(order.secret)},
         )
         observation.began(process.pid)
         with contextlib.closing(Child("worker", process, out, log, observation=observation)) as child:

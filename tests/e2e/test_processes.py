@@ -18,7 +18,7 @@ import pytest
 from minishuffle import launch
 from minishuffle.api.stream import Stream
 from minishuffle.cli.worker import Endings, run_process, say_ready
-from minishuffle.config import ClusterSettings
+from minishuffle.config import HASH_SEED, ClusterSettings, hash_seed, read_secret
 from minishuffle.local import LocalCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -99,6 +99,9 @@ def test_a_worker_whose_output_finds_no_room_works_all_the_same(wait_until: Call
         pipes = {"stdin": subprocess.PIPE, "stdout": full, "stderr": subprocess.PIPE}
         with subprocess.Popen([*command, "--exit-with-parent"], **pipes) as worker:  # type: ignore[call-overload]
             wait_until(lambda: len(cluster.status().workers) == 2, "the second worker")
+            # It has begun anew, in the same process, since nobody had told it how to hash.
+            seed = hash_seed(read_secret(cluster.state_dir / "secret"))
+            assert psutil.Process(worker.pid).environ()[HASH_SEED] == seed
             numbers = Stream.items(range(100)).key_by(lambda number: number % 7).count()
             assert sum(count for _, count in cluster.run(numbers.collect(), parallelism=2)) == 100
             _, said = worker.communicate(timeout=60)
@@ -134,6 +137,14 @@ def test_every_process_is_another_one(busy: Any) -> None:
         process = psutil.Process(pid)
         assert process.ppid() == os.getpid()
         assert any(word.startswith("minishuffle") for word in process.cmdline())
+
+
+def test_texts_hash_alike_in_all_workers(busy: Any) -> None:
+    """Else a function that goes through a set of them would make its rows in another order when its task goes
+    on on another worker, and consumers would leave out other rows than those that they have had."""
+    hashes = Stream.items(range(40)).rebalance().map(lambda _: (os.getpid(), hash("a text")))
+    found = set(busy.cluster.run(hashes.collect(), parallelism=PARALLELISM))
+    assert len(found) == 2 and len({number for _, number in found}) == 1
 
 
 @pytest.mark.extra

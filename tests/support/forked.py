@@ -7,7 +7,7 @@ starts them: a session, standard streams, environment and memory of their own. T
 command line starts (``cluster up``, ``demo``, programs of users) import for themselves.
 
 This file is also the program that imports and forks. Workers of even and of odd ids come from two of them,
-as strings do not hash alike in all workers of a cluster, either.
+which hash texts in two ways: nothing but functions of users goes by how Python hashes.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+HASH_SEED = "PYTHONHASHSEED"
 REQUEST_BYTES_MAX = 1 << 20
 START_SECONDS_MAX = 60.0
 DESCRIPTORS_MAX = 8
@@ -40,6 +41,8 @@ FREE = (
     *("MINISHUFFLE_", "PYTEST_", "PYSPARK_", "SPARK_"),
     # Sessions of Spark set the first, polars the second, and tests the others.
     *("JAVA_HOME", "_RJEM_MALLOC_CONF", "TMPDIR", "XDG_STATE_HOME"),
+    # Those of a template are its own.
+    HASH_SEED,
 )
 """How variables begin that no import looks at: a process may have other values than its template."""
 
@@ -234,7 +237,7 @@ class Template:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[far.fileno()],
-                env=dict(environment),
+                env={name: value for name, value in environment.items() if name != HASH_SEED},
                 start_new_session=True,
             )
 
