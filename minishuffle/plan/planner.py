@@ -26,6 +26,7 @@ from minishuffle.plan.nodes import (
     Node,
     Partitioning,
     Relation,
+    Step,
     inputs_first,
     one_of_each,
     remade,
@@ -379,7 +380,7 @@ def _vertex(chain: _Chain) -> Vertex:
         bounded=first.bounded,
         replayable=scan.replayable if scan is not None else True,
         acknowledges=scan is not None and scan.acknowledges,
-        by_order=all(node.step.by_order for node in chain.nodes),
+        by_order=all(_goes_by_order(node.step) for node in chain.nodes),
         in_turn=scan is not None and not scan.same_batches and _in_turn(chain),
         slot_group=chain.slot_group,
         program=pickle_program(chain.program(), chain.name),
@@ -390,6 +391,12 @@ def _vertex(chain: _Chain) -> Vertex:
         collects=sink.collects if sink else "",
         states=chain.states(),
     )
+
+
+def _goes_by_order(step: Step) -> bool:
+    """Whether it makes the same of the same rows. Not if it leaves out records for which a function raises:
+    the next time it may not, as where it asks a service."""
+    return step.by_order and step.on_error == "fail"
 
 
 def _in_turn(chain: _Chain) -> bool:

@@ -143,6 +143,8 @@ KEYED = ITEMS.key_by(lambda row: row[0])
     ("stream", "by_order"),
     [
         (ITEMS.map(str).filter(bool).flat_map(list).rebalance(), [True, False]),
+        (ITEMS.map(str, on_error="skip").rebalance(), [False, False]),
+        (ITEMS.key_by(str, on_error="dead_letter").count(emit="each").rebalance(), [False, True, False]),
         (ITEMS.event_time(lambda row: row[1]).rebalance(), [True, False]),
         (ITEMS.to_table({"n": "int64"}).map_batches(lambda batch: batch).rebalance(), [False, False]),
         (KEYED.process(lambda row, state: [row]).rebalance(), [True, True, False]),
