@@ -139,14 +139,6 @@ def test_every_process_is_another_one(busy: Any) -> None:
         assert any(word.startswith("minishuffle") for word in process.cmdline())
 
 
-def test_texts_hash_alike_in_all_workers(busy: Any) -> None:
-    """Else a function that goes through a set of them would make its rows in another order when its task goes
-    on on another worker, and consumers would leave out other rows than those that they have had."""
-    hashes = Stream.items(range(40)).rebalance().map(lambda _: (os.getpid(), hash("a text")))
-    found = set(busy.cluster.run(hashes.collect(), parallelism=PARALLELISM))
-    assert len(found) == 2 and len({number for _, number in found}) == 1
-
-
 @pytest.mark.extra
 def test_many_channels_share_one_connection_and_ss_agrees(busy: Any) -> None:
     samples = busy.samples()
@@ -181,6 +173,14 @@ def test_the_ends_of_the_connection_belong_to_the_two_workers(busy: Any) -> None
             owners[local] = int(owner[1])
     peer = first["peers"][0]
     assert (owners[peer["local"]], owners[peer["remote"]]) == (first["pid"], second["pid"])
+
+
+def test_texts_hash_alike_in_all_workers(busy: Any) -> None:
+    """Else a function that goes through a set of them would make its rows in another order when its task goes
+    on on another worker, and consumers would leave out other rows than those that they have had."""
+    hashes = Stream.items(range(40)).rebalance().map(lambda _: (os.getpid(), hash("a text")))
+    found = set(busy.cluster.run(hashes.collect(), parallelism=PARALLELISM))
+    assert len(found) == 2 and len({number for _, number in found}) == 1
 
 
 def test_a_process_without_a_standard_output_says_where_it_listens_in_its_log(
