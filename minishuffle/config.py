@@ -32,6 +32,7 @@ __all__ = [
     "ENVIRONMENT_PREFIX",
     "HASH_SEED",
     "ClusterSettings",
+    "CoordinatorFinder",
     "CoordinatorPlace",
     "TlsFiles",
     "checked_secret",
@@ -328,6 +329,33 @@ def read_coordinator(state_dir: Path) -> CoordinatorPlace | None:
         return CoordinatorPlace(address, int(found["term"]), found.get("handed_over") is True, tls)
     except (OSError, ValueError, TypeError, KeyError, UsageError):
         return None
+
+
+class CoordinatorFinder:
+    """Gives what :func:`read_coordinator` does, and reads the file only if it is another than before: whoever
+    looks twice a second would read it in vain.
+
+    Args:
+        state_dir: the cluster's.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._directory = state_dir
+        self._path = str(state_dir / COORDINATOR_FILE)
+        self._read: tuple[int, int, int] | None = None
+        """Number, time and size of the file that was read last: a new file differs in them."""
+        self._place: CoordinatorPlace | None = None
+
+    def __call__(self) -> CoordinatorPlace | None:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            self._read = self._place = None
+            return None
+        now = found.st_ino, found.st_mtime_ns, found.st_size
+        if now != self._read or self._place is None:  # first: a file that is replaced meanwhile is read again
+            self._read, self._place = now, read_coordinator(self._directory)
+        return self._place
 
 
 def forget_coordinator(state_dir: Path, term: int) -> None:

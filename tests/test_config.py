@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from minishuffle import limits
+from minishuffle import config, limits
 from minishuffle.config import (
     ClusterSettings,
+    CoordinatorFinder,
     CoordinatorPlace,
     TlsFiles,
     create_secret,
@@ -240,6 +241,27 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
         default_state_dir("blue")
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     assert default_state_dir("blue") == Path("/state/minishuffle/blue")
+
+
+def test_a_file_is_read_once_until_another_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+
+    def read(path: Path) -> CoordinatorPlace | None:
+        reads.append(path)
+        return read_coordinator(path)
+
+    monkeypatch.setattr(config, "read_coordinator", read)
+    find = CoordinatorFinder(tmp_path)
+    assert find() is None
+    for term in (1, 2):
+        place = CoordinatorPlace(Address("127.0.0.1", 80), term)
+        write_coordinator(tmp_path, place)
+        assert find() == find() == place
+    assert len(reads) == 2
+    forget_coordinator(tmp_path, 2)
+    assert find() is None
 
 
 def test_the_last_coordinator_is_found_and_forgets_only_itself(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from minishuffle.cli.session import (
 )
 from minishuffle.cli.systemd import Notifier
 from minishuffle.cli.terminal import echo
-from minishuffle.config import HASH_SEED, ClusterSettings, hash_seed, read_coordinator, with_tls_files
+from minishuffle.config import HASH_SEED, ClusterSettings, CoordinatorFinder, hash_seed, with_tls_files
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.launch import DETACH
 from minishuffle.transport.credentials import Credentials
@@ -183,7 +183,7 @@ def start_worker(
             requested_worker=number,
             standby=standby,
             spool_directory=str(directory),
-            find=lambda: read_coordinator(directory),
+            find=CoordinatorFinder(directory),
             record=record,
             tls=tls,
             web=lambda snapshot, bound: serve_worker_web(

@@ -245,9 +245,17 @@ class ProducerChannel:
         self.sequence = (self.sequence + 1) & SEQUENCE_MASK
         return outgoing
 
-    def on_credit(self, credit: int) -> None:
+    def on_credit(self, credit: int) -> bool:
+        """Whether anything may have waited for that: with credit as if the consumer had read everything,
+        nothing has.
+
+        Raises:
+            RemoteProtocolError: see :meth:`SendCredit.grant`.
+        """
+        has_waited = self.credit.available < self._credit_if_read
         self.credit.grant(credit)
         self.announced = 0
+        return has_waited
 
     def on_resume(self, barrier: int) -> None:
         """The consumer continues after a barrier. It was not told of a backlog together with the barrier, and

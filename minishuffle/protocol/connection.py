@@ -314,11 +314,11 @@ class Producers:
             return
         self._counters.credits_received += credit
         try:
-            producer.on_credit(credit)
+            has_waited = producer.on_credit(credit)
         except RemoteProtocolError as error:
             self.fail(channel, error)
             return
-        if not producer.enqueued:
+        if has_waited and not producer.enqueued:
             self._line_up(producer)
 
     def _grant_ahead(self, channel: int, credit: int) -> None:
@@ -432,6 +432,13 @@ def count_buffers(pieces: list[Outgoing], counters: ConnectionCounters) -> None:
     """Count what is about to be sent."""
     frames_out = counters.frames_out
     frames_out["buffer_response"] = frames_out.get("buffer_response", 0) + len(pieces)
+    if len(pieces) == 1 and pieces[0].data_type == _DATA:
+        piece = pieces[0]
+        counters.buffers_out += 1
+        counters.payload_bytes_out += piece.size
+        counters.rows_out += piece.rows
+        counters.bytes_out += BUFFER_HEADER_BYTES + piece.size
+        return
     data = [piece for piece in pieces if piece.data_type == _DATA]
     payload_bytes = sum([piece.size for piece in data])
     counters.buffers_out += len(data)
@@ -762,8 +769,8 @@ class Connection:
         return bool(waits or self.producers.ready)
 
     def _take_credit(self) -> None:
-        granting = self._granting | self._withheld
-        if granting:
+        if self._granting or self._withheld:
+            granting = self._granting | self._withheld
             self._granting.clear()
             self._withheld.clear()
             grants = []

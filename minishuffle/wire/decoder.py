@@ -18,9 +18,12 @@ from minishuffle.wire.frames import (
     FRAME_HEADER_BYTES,
     GRANT,
     LENGTH_BYTES,
+    U64,
     BufferHeader,
     Frame,
     FrameType,
+    Ping,
+    Pong,
     decode_body,
     positive,
 )
@@ -30,6 +33,7 @@ __all__ = ["NO_MEMORY", "FrameDecoder", "FrameSink"]
 _TYPE_AND_CHANNEL_BYTES: Final = FRAME_HEADER_BYTES - LENGTH_BYTES
 _BUFFER_RESPONSE: Final = int(FrameType.BUFFER_RESPONSE)
 _ADD_CREDIT: Final = int(FrameType.ADD_CREDIT)
+_SIGNS: Final[dict[int, type[Ping] | type[Pong]]] = {int(FrameType.PING): Ping, int(FrameType.PONG): Pong}
 _KNOWN_TYPES: Final = frozenset(int(kind) for kind in FrameType)
 NO_MEMORY: Final = memoryview(bytearray())
 """Returned by a sink without memory for a payload: the decoder stops for now."""
@@ -209,6 +213,8 @@ class FrameDecoder:
         if kind == _ADD_CREDIT:
             for granted, credit in GRANT.iter_unpack(body):
                 self.sink.credit(granted, positive("credit", credit))
+        elif kind in _SIGNS and len(body) == U64.size:  # the most of what idle connections say
+            self.sink.frame(_SIGNS[kind](U64.unpack(body)[0]))
         else:
             self.sink.frame(decode_body(kind, channel, body))
         return total

@@ -66,7 +66,8 @@ class PeerRows(NamedTuple):
     """The part of ``received`` whose element was cut off."""
 
 
-def pack_traffic(entries: Iterable[PeerRows]) -> bytes:
+def pack_traffic(entries: Iterable[tuple[int, ...]]) -> bytes:
+    """The table of entries, each with the fields of :class:`PeerRows`."""
     return b"".join(_ENTRY.pack(*entry) for entry in entries)
 
 

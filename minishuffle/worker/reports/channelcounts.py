@@ -7,12 +7,14 @@ from typing import TypeAlias
 from minishuffle import limits
 from minishuffle.exchange.channels import Attachment, InputChannel
 from minishuffle.exchange.partition import PartitionView
-from minishuffle.wire.packed import PeerRows, pack_traffic
+from minishuffle.wire.packed import pack_traffic
 
 __all__ = ["Peer", "Traffic"]
 
 Peer: TypeAlias = tuple[int, int, int]
-"""Edge, and index and attempt of the subtask: see :class:`PeerRows`."""
+"""Edge, and index and attempt of the subtask: see :class:`~minishuffle.wire.packed.PeerRows`."""
+SENT, SKIPPED, RECEIVED, INCOMPLETE = range(4)
+"""The places of a peer's rows in a list."""
 
 
 class Traffic:
@@ -23,7 +25,7 @@ class Traffic:
     """
 
     def __init__(self) -> None:
-        self._totals: dict[Peer, PeerRows] = {}
+        self._totals: dict[Peer, list[int]] = {}
         """Sums over attachments that have ended."""
         self._views: list[tuple[Peer, PartitionView]] = []
         self._attachments: list[tuple[Peer, Attachment]] = []
@@ -54,35 +56,34 @@ class Traffic:
                 self._keep(peer, received=attachment.rows_received)
         self._views = [(peer, view) for peer, view in views if view.current]
         self._attachments = [each for each in attachments if each[1].channel.attachment is each[1]]
-        totals = dict(self._totals)
+        totals = {peer: rows.copy() for peer, rows in self._totals.items()}
         for peer, view in self._views:
-            _add(totals, peer, sent=view.rows_sent, skipped=view.rows_skipped)
+            entry = _entry(totals, peer)
+            entry[SENT] += view.rows_sent
+            entry[SKIPPED] += view.rows_skipped
         for peer, attachment in self._attachments:
-            _add(totals, peer, received=attachment.rows_received)
+            _entry(totals, peer)[RECEIVED] += attachment.rows_received
         for channel, (peer, before) in self._read.items():
-            _add(totals, peer, incomplete=channel.rows_incomplete - before)
-        return pack_traffic(totals.values())
+            _entry(totals, peer)[INCOMPLETE] += channel.rows_incomplete - before
+        return pack_traffic((*peer, *rows) for peer, rows in totals.items())
 
-    def _keep(self, peer: Peer, **rows: int) -> None:
-        _add(self._totals, peer, entries_max=limits.TRAFFIC_PEERS_MAX, **rows)
+    def _keep(
+        self, peer: Peer, *, sent: int = 0, skipped: int = 0, received: int = 0, incomplete: int = 0
+    ) -> None:
+        entry = _entry(self._totals, peer, limits.TRAFFIC_PEERS_MAX)
+        entry[SENT] += sent
+        entry[SKIPPED] += skipped
+        entry[RECEIVED] += received
+        entry[INCOMPLETE] += incomplete
 
 
-def _add(
-    totals: dict[Peer, PeerRows],
-    peer: Peer,
-    *,
-    entries_max: int = limits.TRAFFIC_ENTRIES_MAX,
-    sent: int = 0,
-    skipped: int = 0,
-    received: int = 0,
-    incomplete: int = 0,
-) -> None:
-    if peer not in totals and len(totals) >= entries_max:
-        peer = (peer[0], 0, 0)
-    old = totals.get(peer, PeerRows(*peer))
-    totals[peer] = old._replace(
-        sent=old.sent + sent,
-        skipped=old.skipped + skipped,
-        received=old.received + received,
-        incomplete=old.incomplete + incomplete,
-    )
+def _entry(
+    totals: dict[Peer, list[int]], peer: Peer, entries_max: int = limits.TRAFFIC_ENTRIES_MAX
+) -> list[int]:
+    """The rows of a peer, to be added to; those of all further peers on its edge if there are too many."""
+    entry = totals.get(peer)
+    if entry is None:
+        if len(totals) >= entries_max:
+            peer = (peer[0], 0, 0)
+        entry = totals.setdefault(peer, [0, 0, 0, 0])
+    return entry

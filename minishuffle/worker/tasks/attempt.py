@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -681,7 +681,9 @@ class Attempt:
             self._flow.look(self.gates, self.partitions.values(), self.pools.values())
 
     def _counted(self) -> TaskCounters:
-        return replace(self.task.read_counters(), flow=self._flow.read())
+        counters = self.task.read_counters()
+        counters.flow = self._flow.read()
+        return counters
 
     # --- flushing and reports --------------------------------------------------------------------
 
