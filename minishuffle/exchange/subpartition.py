@@ -631,8 +631,13 @@ class PipelinedView:
                 self._barrier = head.given
         elif not data:
             return None
+        elif isinstance(head, BufferBuilder):
+            piece = self._slice(head)
+            if head is self._subpartition._open and not self._queue:  # what is published from now on is noted
+                self._next = None
+                return piece
         else:
-            piece = self._slice(head) if isinstance(head, BufferBuilder) else self._take_whole(head)
+            piece = self._take_whole(head)
         self._next = self._head()
         piece.next_type = self._type(self._next)
         piece.backlog = 0 if self._barrier else self._subpartition.backlog()

@@ -158,36 +158,34 @@ class KeepAlive:
         now: the clock's reading, in seconds.
     """
 
-    __slots__ = ("_due", "_received_at", "_interval", "_silent_intervals", "_token")
+    __slots__ = ("_interval", "_received_at", "_silent_intervals", "_token", "due")
 
     def __init__(self, interval: float, now: float) -> None:
         self._interval = interval
         self._token = 0
         self._received_at = now
-        self._due = now + interval
+        self.due = now + interval
+        """When :meth:`handle_timer` wants to be called."""
         self._silent_intervals = 0
 
     def note_received(self, now: float) -> None:
         self._received_at = now
-        self._due = now + self._interval
+        self.due = now + self._interval
         self._silent_intervals = 0
-
-    def next_deadline(self) -> float:
-        return self._due
 
     def handle_timer(self, now: float) -> Ping | PeerSilent | None:
         """The Ping to send or the event to report now; None: nothing is due. The first Ping may go up to
         EARLY_SHARE of an interval early, which makes nothing else earlier."""
-        late = now - self._due
+        late = now - self.due
         if late < (0 if self._silent_intervals else -EARLY_SHARE * self._interval):
             return None
         if self._silent_intervals and late <= self._interval:
             self._silent_intervals += 1
             last = self._silent_intervals == SILENT_AFTER_INTERVALS
-            self._due = now + (LAST_LOOK_SECONDS if last else self._interval)
+            self.due = now + (LAST_LOOK_SECONDS if last else self._interval)
             silent = self._silent_intervals > SILENT_AFTER_INTERVALS
             return PeerSilent(now - self._received_at) if silent else None
-        self._due += self._interval + max(0.0, late)
+        self.due += self._interval + max(0.0, late)
         self._silent_intervals = max(1, self._silent_intervals)
         self._token += 1
         return Ping(self._token)
@@ -803,7 +801,7 @@ class Connection:
 
     def next_deadline(self) -> float:
         """When :meth:`handle_timer` wants to be called."""
-        return self._alive.next_deadline()
+        return self._alive.due
 
     def handle_timer(self, now: float) -> None:
         """Send a Ping into silence; report a peer that does not answer."""

@@ -424,17 +424,17 @@ class DataLink(asyncio.BufferedProtocol):
             self._timer.cancel()
             self._timer = None
 
-    def deadline(self) -> float:
-        """When its machine wants to look at the clock; inf: never."""
-        due = self.machine.next_deadline()
-        return math.inf if due is None else due
-
-    def look_at_clock(self, now: float) -> None:
-        """Have the machine do what is due."""
-        before = self.machine.next_deadline()
-        self.machine.handle_timer(now)
-        if self.machine.next_deadline() != before:
+    def look_at_clock(self, now: float) -> float:
+        """Have the machine of an established link do what is due; gives when the next is (inf: never)."""
+        machine = self.machine
+        before = machine.next_deadline()
+        if before is None:
+            return math.inf
+        machine.handle_timer(now)
+        due = machine.next_deadline()
+        if due != before:
             self.stepped()
+        return math.inf if due is None else due
 
     def close(self) -> None:
         """Send queued data and Close, and close the socket."""
@@ -596,12 +596,12 @@ class DataEndpoint:
         """A handshake is complete."""
         self.closed(link)
         self.links.add(link)
-        self._call_by(link.deadline())
+        self._call_by(link.machine.next_deadline())
 
-    def _call_by(self, deadline: float) -> None:
+    def _call_by(self, deadline: float | None) -> None:
         """Look at the clock then, or before. What a connection receives moves its deadline: a timer that
         comes early is set again, which is cheaper than setting it at every read."""
-        if deadline < self._timer_at:
+        if deadline is not None and deadline < self._timer_at:
             self._cancel_timer()
             self._timer_at = deadline
             self._timer = asyncio.get_running_loop().call_at(deadline, self._look_at_clock)
@@ -610,9 +610,7 @@ class DataEndpoint:
         """Handle the deadlines of all connections that are due, or nearly due, in one wake of the process."""
         self._cancel_timer()
         now = asyncio.get_running_loop().time()
-        for link in [*self.links]:
-            link.look_at_clock(now)
-        self._call_by(min([link.deadline() for link in self.links], default=math.inf))
+        self._call_by(min([link.look_at_clock(now) for link in [*self.links]], default=None))
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
