@@ -632,8 +632,8 @@ class PipelinedView:
         elif not data:
             return None
         elif isinstance(head, BufferBuilder):
-            piece = self._slice(head)
-            if head is self._subpartition._open and not self._queue:  # what is published from now on is noted
+            piece, subpartition = self._slice(head), self._subpartition
+            if head is subpartition._open and not self._queue:  # what is published from now on is noted
                 self._next = None
                 return piece
         else:
