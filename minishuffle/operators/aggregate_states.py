@@ -7,9 +7,10 @@ replaced by the operation's neutral element, so that the kernels need not know o
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from minishuffle.errors import UsageError, WrongColumns
 from minishuffle.exchange.schemas import without_dictionary, without_view
 from minishuffle.kernels.machinecode import kernel
+from minishuffle.operators.state_parts import StatePart
 from minishuffle.operators.wider_type import DIGITS_MAX
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "is_moment",
     "merge_states",
     "pieces_of",
+    "renumbered",
     "result_type",
     "states_of",
     "sum_out_of_range",
@@ -235,6 +238,10 @@ class Fold(Aggregate):
         return array if array.type == self._type else array.cast(self._number).cast(self._type)
 
 
+_OF_AGGREGATE: Final = re.compile(r"(?P<front>(?:row\.)?)(?P<number>\d+)\.(?P<place>\d+)")
+"""What :func:`states_of` calls a column, alone or among those of a record that is held."""
+
+
 def states_of(outputs: Outputs, slots: Vector | slice) -> dict[str, pa.Array]:
     """The states of all aggregates, each of whose columns has a name of its own."""
     return {
@@ -245,11 +252,32 @@ def states_of(outputs: Outputs, slots: Vector | slice) -> dict[str, pa.Array]:
 
 
 def merge_states(outputs: Outputs, slots: Vector, size: int, batch: pa.RecordBatch) -> None:
-    """Add columns that :func:`states_of` gave; there are slots up to ``size``."""
+    """Add columns that :func:`states_of` gave; there are slots up to ``size``. An aggregate without columns
+    has had no value: the state is of a job that did not have it, see :func:`renumbered`."""
     for number, (_, _, aggregate) in enumerate(outputs):
         aggregate.grow(size)
         names = [name for name in batch.schema.names if name.startswith(f"{number}.")]
-        aggregate.merge(slots, [batch.column(name) for name in names])
+        if names:
+            aggregate.merge(slots, [batch.column(name) for name in names])
+        else:
+            aggregate.update(slots, pa.nulls(len(slots)))
+
+
+def renumbered(part: StatePart, before: Sequence[str], now: Sequence[str]) -> StatePart:
+    """A part with the states of aggregates of these names (:func:`states_of`), for an operator that has those
+    of other names, or has them in another order. The state of one that it does not have is left out."""
+    columns = {}
+    for name, column in zip(part.batch.schema.names, part.batch.columns, strict=True):
+        found = _OF_AGGREGATE.fullmatch(name)
+        number = -1 if found is None else int(found["number"])
+        if found is None:
+            columns[name] = column
+        elif number >= len(before):  # Behind the aggregates there may be what panes count.
+            columns[f"{found['front']}{number - len(before) + len(now)}.{found['place']}"] = column
+        elif before[number] in now:
+            columns[f"{found['front']}{now.index(before[number])}.{found['place']}"] = column
+    batch = pa.RecordBatch.from_pydict(columns)
+    return StatePart(part.name, batch.replace_schema_metadata(part.batch.schema.metadata))
 
 
 _NUMBERS = {1: pa.uint8(), 32: pa.int32(), 64: pa.int64()}

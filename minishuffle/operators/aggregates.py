@@ -110,6 +110,8 @@ class _OfValues(Aggregate):
         """The type of what the state takes."""
         self._size = 0
         """How many slots there are."""
+        self._had_none = False
+        """There are slots that have had rows, and no value, before there was a state."""
 
     def grow(self, size: int) -> None:
         self._size = size
@@ -131,9 +133,13 @@ class _OfValues(Aggregate):
         Raises:
             UsageError: the function cannot aggregate this type.
         """
-        if self._state is None and not pa.types.is_null(kind):
+        if self._state is None and pa.types.is_null(kind):
+            self._had_none = True
+        elif self._state is None:
             self._state, self._stored = self._state_of(kind)
             self._state.grow(self._size)
+            if self._had_none:
+                self._state.update(np.arange(self._size), pa.nulls(self._size, self._stored))
         return self._state
 
     def _state_of(self, given: pa.DataType) -> tuple[Fold | DecimalSum | Extreme, pa.DataType]:

@@ -143,6 +143,9 @@ class StatefulOperator(BaseModel):
     """The names of the columns that it goes by; none: keys are values of Python."""
     outputs: list[str] = Field(default_factory=list)
     """The names of its aggregates."""
+    reads: dict[str, str] = Field(default_factory=dict)
+    """What its state is made of, by what of it: ``keys`` their types, ``windows`` which ones, ``aggregate
+    NAME`` its function and the type of its column. State of another it cannot read."""
 
 
 class Vertex(BaseModel):

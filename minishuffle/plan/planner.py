@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
+from minishuffle.exchange.schemas import without_dictionary
 from minishuffle.limits import CONTROL_PAYLOAD_BYTES_MAX, MIB
 from minishuffle.operators.base import Output
 from minishuffle.plan.arguments import checked_parallelism
@@ -23,7 +24,9 @@ from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.nodes import (
     Exchange,
     Feed,
+    Known,
     Node,
+    ObjectSchema,
     Partitioning,
     Relation,
     Step,
@@ -98,8 +101,42 @@ def _spec(node: Node, tags: Mapping[str, str]) -> OperatorSpec:
 def _stateful(node: Node, spec: OperatorSpec) -> StatefulOperator:
     keys = [each for each in spec.parameters.get("keys") or () if isinstance(each, str)]
     columns = spec.parameters.get("columns")
-    outputs = list(columns) if isinstance(columns, Mapping) else ["count"] if keys else []
-    return StatefulOperator(id=node.id, name=node.label, kind=spec.kind, keys=keys, outputs=outputs)
+    aggregates = dict(columns) if isinstance(columns, Mapping) else {}
+    return StatefulOperator(
+        id=node.id,
+        name=node.label,
+        kind=spec.kind,
+        keys=keys,
+        outputs=[*aggregates] if isinstance(columns, Mapping) else ["count"] if keys else [],
+        reads=_read_of(spec, _types_of(node.step), keys, aggregates),
+    )
+
+
+def _types_of(step: Step) -> dict[str, str]:
+    """The types of the columns that come to a step with one input, those of categories without these."""
+    given: Known | None = getattr(step, "given", None)
+    if given is None or isinstance(given.schema, ObjectSchema):
+        return {}
+    return {field.name: str(without_dictionary(field.type)) for field in given.arrow}
+
+
+def _read_of(
+    spec: OperatorSpec, types: Mapping[str, str], keys: Sequence[str], aggregates: Mapping[str, Any]
+) -> dict[str, str]:
+    """See :attr:`StatefulOperator.reads`."""
+    from minishuffle.operators.aggregates import BY_TIME  # For weight.
+
+    found = {}
+    if keys and types.keys() >= set(keys):
+        found["keys"] = ", ".join(types[key] for key in keys)
+    if "assigner" in spec.parameters:
+        found["windows"] = str(spec.parameters["assigner"])
+    by_time = dict.fromkeys(column for column, function in aggregates.values() if function in BY_TIME)
+    for name, (column, function) in aggregates.items():
+        text = function if function == "count" or column not in types else f"{function} of {types[column]}"
+        # Which of several rows of one time is taken depends on the columns of all of these.
+        found[f"aggregate {name}"] = text + (f" by {', '.join(by_time)}" if function in BY_TIME else "")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,8 @@ class SavedOperator(_Saved):
     """The names of the columns that it goes by; none: keys are values of Python."""
     outputs: tuple[str, ...] = ()
     """The names of its aggregates."""
+    reads: Mapping[str, str] = field(default_factory=dict)
+    """What its state is made of, by what of it: see ``plan.graph.StatefulOperator``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,6 +298,9 @@ class Restoration(ControlMessage):
     """It need not be signed under the secret of this cluster."""
     dropped: list[str] = Field(default_factory=list)
     """Ids of operators that begin without state, although the savepoint has some."""
+    outputs: dict[str, list[str]] = Field(default_factory=dict)
+    """By the ids of operators whose aggregates are others than in the savepoint, or in another order, the
+    names of these in the job."""
 
 
 class PoisonRow(ControlMessage):

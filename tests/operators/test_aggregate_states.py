@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.errors import UsageError, WrongColumns
+from minishuffle.exchange.watermarks import END_OF_TIME
 from minishuffle.operators.aggregate_states import (
     PIECE_ROWS,
     Aggregate,
@@ -19,10 +22,17 @@ from minishuffle.operators.aggregate_states import (
     grown,
     merge_states,
     pieces_of,
+    renumbered,
     result_type,
     states_of,
 )
-from minishuffle.operators.base import TaskContext
+from minishuffle.operators.aggregates import outputs_of
+from minishuffle.operators.base import TaskContext, Watermark
+from minishuffle.operators.event_time import EventTime
+from minishuffle.operators.event_time_operator import Late
+from minishuffle.operators.sessions import Closing, SessionAggregation, SessionOperator
+from minishuffle.operators.window_assigner import tumbling
+from minishuffle.operators.windows import Panes, WindowAggregation, WindowOperator
 from support.batches import as_batch, collecting
 from support.reducing import aggregating
 
@@ -116,6 +126,44 @@ def test_states_are_columns_that_are_added_to_others() -> None:
     assert {name: column.to_pylist() for name, column in states.items()} == {"0.0": [6, None], "1.0": [3, 0]}
     merge_states(other, np.array([3, 0]), 4, pa.record_batch(states))
     assert [each.at(slice(0, 4)).to_pylist() for _, _, each in other] == [[6, None, None, 6], [3, 0, 0, 3]]
+
+
+COLUMNS: Any = {"c": ("v", "count"), "s": ("v", "sum"), "m": ("x", "mean"), "d": ("v", "count_distinct")}
+CHANGED: Any = {"new": ("x", "max"), **{name: COLUMNS[name] for name in ("m", "d", "c")}}
+
+
+def by_window(columns: Any) -> WindowOperator:
+    values = WindowAggregation(tumbling(100), ("k",), outputs_of(columns), Panes("panes", lateness=5))
+    return WindowOperator(values, EventTime(column="t"), Late())
+
+
+def by_session(columns: Any) -> SessionOperator:
+    sessions = SessionAggregation(Closing(100), ("k",), outputs_of(columns))
+    return SessionOperator(sessions, EventTime(column="t"), Late())
+
+
+@pytest.mark.parametrize("make", [lambda columns: aggregating(("k",), columns, "end"), by_window, by_session])
+def test_state_goes_to_the_aggregates_of_its_names_and_new_ones_begin(make: Callable[[Any], Any]) -> None:
+    before = pa.record_batch({"k": ["a", "b", "a"], "v": [1, 2, 5], "x": [1.0, 2.0, 4.0], "t": [1, 2, 3]})
+    after = pa.record_batch({"k": ["c", "a"], "v": [7, 1], "x": [9.0, 3.0], "t": [4, 5]})
+    written, out = make(COLUMNS), list[Any]()
+    written.open(TaskContext("job", "task", 0, 1, 1))
+    written.process(as_batch(before), 0, collecting(out))
+    written.on_mark(Watermark(3), 0, collecting(out))
+    parts = [renumbered(part, list(COLUMNS), list(CHANGED)) for part in written.write_state()]
+    operator = make(CHANGED)
+    operator.open(TaskContext("job", "task", 0, 1, 1))
+    operator.read_state(parts)
+    operator.process(as_batch(after), 0, collecting(out))
+    operator.on_mark(Watermark(END_OF_TIME), 0, collecting(out))
+    operator.finish(collecting(out))
+    tables = [each for each in out if isinstance(each, pa.RecordBatch)]
+    rows = [{name: row[name] for name in ("k", *CHANGED)} for each in tables for row in each.to_pylist()]
+    assert sorted(rows, key=itemgetter("k")) == [
+        {"k": "a", "new": 3.0, "m": 8 / 3, "d": 2, "c": 3},
+        {"k": "b", "new": None, "m": 2.0, "d": 1, "c": 1},
+        {"k": "c", "new": 9.0, "m": 9.0, "d": 1, "c": 1},
+    ]
 
 
 # --- results ----------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +300,36 @@ def test_something_reads_the_late_records_of_both_sides_of_a_join(as_of: bool) -
 def test_panes_need_not_be_read() -> None:
     """What they show goes out at last."""
     compile_job(timed().key_by(abs).window(HOUR, early=timedelta(minutes=1)).count().to_count())
+
+
+# --- state ----------------------------------------------------------------------------------------
+
+
+def reads(table: Table) -> dict[str, str]:
+    """What the state of the last operator of a table that has some is made of."""
+    states = [
+        state for vertex in compile_job(table.collect(), parallelism=1).vertices for state in vertex.states
+    ]
+    return states[-1].reads
+
+
+def test_state_is_described_by_the_types_of_keys_the_functions_of_aggregates_and_windows() -> None:
+    columns = {
+        "user": pa.array(["a"]).dictionary_encode(),
+        "n": [1],
+        "x": [0.5],
+        "at": [datetime(2026, 1, 1)],
+    }
+    rows = Table.from_arrow(pa.table(columns)).event_time("at")
+    keyed = rows.key_by("user", "n")
+    found = reads(keyed.aggregate(s=("x", "sum"), c=("x", "count"), f=("x", "first"), l=("n", "last")))
+    assert found == {
+        "keys": "string, int64",
+        "aggregate s": "sum of double",
+        "aggregate c": "count",
+        "aggregate f": "first of double by x, n",
+        "aggregate l": "last of int64 by x, n",
+    }
+    assert reads(keyed.count()) == reads(keyed.distinct()) == {"keys": "string, int64"}
+    five, ten = (reads(keyed.window(timedelta(seconds=each)).count())["windows"] for each in (5, 10))
+    assert five != ten

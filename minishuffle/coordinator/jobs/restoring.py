@@ -44,6 +44,7 @@ def resumptions_of(
         fingerprint=fingerprint(manifest),
         trust=point.trust,
         dropped=sorted(dropped),
+        outputs={id: ours[id].outputs for id in sorted(taken) if _has_others(saved[id], ours[id])},
     )
     found = {}
     again = sides_of(graph)
@@ -107,6 +108,35 @@ def _require_match(saved: Mapping[str, SavedOperator], ours: Mapping[str, Statef
                 f"{_named([each])} is of kind {ours[id].kind} in this job and of kind {each.kind} in the "
                 f"savepoint, whose state it cannot read: leave that out with --drop-state {_quoted(id)}"
             )
+        _require_same_making(each, ours[id])
+
+
+def _require_same_making(saved: SavedOperator, ours: StatefulOperator) -> None:
+    """
+    Raises:
+        UsageError: the state is made of something else now.
+    """
+    drop = f"leave that state out with --drop-state {_quoted(saved.id)}"
+    for what, now in ours.reads.items():
+        before = saved.reads.get(what)
+        is_of_rows = now.startswith(("first ", "last "))
+        if before is None and saved.reads and is_of_rows:
+            raise UsageError(
+                f"{_named([saved])} has {what} ({now}) in this job and not in the savepoint, whose keys have "
+                f"no row for it: give it an aggregate() of its own, or {drop}"
+            )
+        if before not in (None, now):
+            is_one_of_several = what.startswith("aggregate ") and not is_of_rows
+            anew = "call it otherwise, so that it begins anew, or " if is_one_of_several else ""
+            raise UsageError(
+                f"{_named([saved])} has {what} ({now}) in this job and ({before}) in the savepoint, from "
+                f"which it cannot go on: {anew}{drop}"
+            )
+
+
+def _has_others(saved: SavedOperator, ours: StatefulOperator) -> bool:
+    """Whether it has other aggregates now, or in another order."""
+    return bool(saved.outputs) and list(saved.outputs) != ours.outputs
 
 
 def _named(operators: Sequence[SavedOperator | StatefulOperator]) -> str:

@@ -410,7 +410,9 @@ class JobSavepoint(SavepointRecord):
                 vertex.name,
                 vertex.parallelism,
                 tuple(
-                    SavedOperator(each.id, each.name, each.kind, tuple(each.keys), tuple(each.outputs))
+                    SavedOperator(
+                        each.id, each.name, each.kind, tuple(each.keys), tuple(each.outputs), each.reads
+                    )
                     for each in vertex.states
                     if (each.id in holding or each.kind == "source") and number not in again
                 ),

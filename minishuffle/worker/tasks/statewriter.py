@@ -126,6 +126,7 @@ def restoring(restoration: Restoration, secret: bytes) -> Callable[[Chain, int, 
 
     def restore(chain: Chain, index: int, parallelism: int) -> None:
         """(Task thread.)"""
+        from minishuffle.operators.aggregate_states import renumbered
         from minishuffle.snapshots.catalog import open_manifest
         from minishuffle.snapshots.savedstate import Snapshot
         from minishuffle.snapshots.sealedmanifest import fingerprint
@@ -142,7 +143,11 @@ def restoring(restoration: Restoration, secret: bytes) -> Callable[[Chain, int, 
             for operator in chain.operators
             if operator.id and operator.id not in restoration.dropped
         ]
+        before = {each.id: each.outputs for vertex in snapshot.manifest.vertices for each in vertex.operators}
         parts = {id: list(snapshot.parts(id, index, parallelism)) for id in ids}
+        for id, now in restoration.outputs.items():
+            if id in parts:
+                parts[id] = [renumbered(part, before[id], now) for part in parts[id]]
         chain.restore(TaskStateSnapshot(parts))
 
     return restore

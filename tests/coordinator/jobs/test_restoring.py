@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from minishuffle.coordinator.jobs.fallback import RestorePoint
+from minishuffle.coordinator.jobs.lossaccounting import TaskKey
+from minishuffle.coordinator.jobs.positions import Resumption
 from minishuffle.coordinator.jobs.restoring import resumptions_of
 from minishuffle.errors import UsageError
 from minishuffle.plan.graph import Edge, JobGraph, StatefulOperator, Vertex
@@ -109,6 +113,59 @@ def test_state_that_is_dropped_is_taken_by_nobody(name: str) -> None:
     for id in ("count-1", "other"):
         found = resumptions_of(graph(id=id), manifest(), point(drop=[name]))
         assert {key[0] for key in found} == {0}
+
+
+SAVED = {"keys": "string", "windows": "5 s", "aggregate c": "count", "aggregate s": "sum of int64"}
+
+
+def described(saved: dict[str, str], now: dict[str, str]) -> dict[TaskKey, Resumption]:
+    """Of a count with what its state is made of, and these aggregates; the tasks that go on from it."""
+
+    def outputs(reads: dict[str, str]) -> list[str]:
+        return [what.removeprefix("aggregate ") for what in reads if " " in what]
+
+    made, job = manifest(), graph()
+    count = SavedOperator("count-1", "count", "count", ("k",), tuple(outputs(saved)), saved)
+    job.vertices[1].states[:] = [
+        StatefulOperator(id="count-1", name="count", kind="count", outputs=outputs(now), reads=now)
+    ]
+    vertices = (made.vertices[0], replace(made.vertices[1], operators=(count,)))
+    return resumptions_of(job, replace(made, vertices=vertices), point())
+
+
+@pytest.mark.parametrize(
+    ("what", "now", "advice"),
+    [
+        ("keys", "string, int64", "leave that state out with --drop-state 'count-1'"),
+        ("windows", "10 s", "leave that"),
+        ("aggregate s", "sum of double", "call it otherwise, so that it begins anew, or leave that"),
+        ("aggregate s", "max of int64", "call it otherwise"),
+        ("aggregate s", "first of int64 by v", "leave that"),
+    ],
+)
+def test_state_that_is_made_of_something_else_is_refused(what: str, now: str, advice: str) -> None:
+    told = re.escape(f"count (count-1) has {what} ({now}) in this job and ({SAVED[what]}) in the savepoint")
+    with pytest.raises(UsageError, match=f"{told}, .*: {advice}"):
+        described(SAVED, SAVED | {what: now})
+
+
+def test_the_first_of_rows_that_have_gone_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match="not in the savepoint, whose keys have no row for it: give it an agg"
+    ):
+        described(SAVED, SAVED | {"aggregate f": "first of int64 by v"})
+
+
+def test_tasks_hear_of_aggregates_that_are_new_or_gone_or_in_another_order() -> None:
+    changed = {"aggregate new": "max of double", "aggregate s": "sum of int64"}
+    for saved, now, outputs in (
+        (SAVED, SAVED, {}),
+        (SAVED, changed, {"count-1": ["new", "s"]}),
+        (SAVED, dict(reversed(SAVED.items())), {"count-1": ["s", "c"]}),
+        ({}, SAVED, {}),  # An earlier release did not say.
+    ):
+        restoration = described(saved, now)[1, 0].restoration
+        assert restoration is not None and restoration.outputs == outputs
 
 
 def test_tasks_that_had_ended_give_their_end_and_nothing_else() -> None:

@@ -6,23 +6,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ShuffleError, UnreadableSnapshot
 from minishuffle.ids import AttemptId
-from minishuffle.operators.base import Program, TaskContext
+from minishuffle.operators.base import Operator, Program, TaskContext
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
 from minishuffle.snapshots.catalog import commit
 from minishuffle.snapshots.savedstate import Snapshot
-from minishuffle.snapshots.sealedmanifest import SavedTask, WrittenState, fingerprint
+from minishuffle.snapshots.sealedmanifest import SavedOperator, SavedTask, WrittenState, fingerprint
 from minishuffle.snapshots.storage import folder_at
 from minishuffle.wire.messages import CheckFolder, Restoration, WriteState
 from minishuffle.wire.packed import SplitPosition, unpack_positions
 from minishuffle.worker.tasks.statewriter import StateWriter, restoring
-from support.reducing import counting
-from support.savedjobs import SECRET, counts, manifest_of
+from support.batches import as_batch, collecting
+from support.reducing import aggregating, counting
+from support.savedjobs import SECRET, counts, manifest_of, save_parts
 
 ATTEMPT = AttemptId.of("j1", 1, 0, 1)
 
@@ -106,3 +108,24 @@ def test_a_task_without_state_writes_nothing_and_one_that_cannot_says_why(
     (tmp_path / "file").write_text("")
     writer.taken(ATTEMPT, message, TaskStateSnapshot({"count": [counts(["a"])]}))
     assert "file" in said[-1].problem
+
+
+def test_a_chain_goes_on_with_the_state_of_aggregates_that_it_still_has(tmp_path: Path) -> None:
+    def made(columns: Any) -> tuple[Operator, Chain]:
+        operator = aggregating(("k",), columns, "end").named("totals", "totals")
+        chain = Chain(Program(None, [operator], []), {}, 0, TaskCounters())
+        chain.open([TaskContext("j", "totals", 0, 1, 1)])
+        return operator, chain
+
+    total, most = {"total": ("v", "sum")}, {"most": ("v", "max")}
+    before, _ = made(total | most)
+    before.process(as_batch(pa.record_batch({"k": ["a", "a"], "v": [2, 3]})), 0, list[Any]().append)
+    saved = SavedOperator("totals", "totals", "aggregate", ("k",), ("total", "most"))
+    manifest = save_parts(folder_at(tmp_path), saved, before.write_state())
+    outputs = {"totals": ["most", "total"]}
+    restoration = Restoration(path=str(tmp_path), fingerprint=fingerprint(manifest), outputs=outputs)
+    after, chain = made(most | total)
+    restoring(restoration, SECRET)(chain, 0, 1)
+    out: list[pa.RecordBatch] = []
+    after.finish(collecting(out))
+    assert [batch.to_pylist() for batch in out] == [[{"k": "a", "most": 3, "total": 5}]]
