@@ -51,8 +51,8 @@ RECOVERIES = frozenset({"task restarting", "task waiting for a slot"})
     shell_complete=complete_set,
     help="A parameter of the job, or a setting that every job has: buffer_timeout (adaptive, or seconds), "
     "buffers_per_channel, floating_buffers_per_gate, flow_control (credit, tcp), source_lease (rows), "
-    "restart_strategy (individual, "
-    "region, full, none), restart_failures_max, on_unavailable (drop, wait), latency_interval (seconds), "
+    "restart_strategy (individual, region, full, none), restart_failures_max, restart_mistakes_max, "
+    "on_unavailable (drop, wait), latency_interval (seconds), "
     "latency_granularity (single, operator, subtask), debloat_target (seconds), "
     "schedule (eager, first_output, stages), start_when (any, all), guarantee (loss, at_least_once), "
     "snapshot_interval (seconds), snapshot_cost_max (part of 1), durable_interval (seconds).",

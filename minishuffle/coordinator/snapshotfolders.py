@@ -12,8 +12,8 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from minishuffle.coordinator.jobs.savepoints import CHECKED_FILE, FolderWork
-from minishuffle.errors import ResourceExhausted, ShuffleError, UsageError, described
-from minishuffle.snapshots.catalog import commit, open_manifest
+from minishuffle.errors import ResourceExhausted, ShuffleError, UnreadableSnapshot, UsageError, described
+from minishuffle.snapshots.catalog import commit, list_snapshots, open_manifest
 from minishuffle.snapshots.sealedmanifest import SnapshotManifest
 from minishuffle.snapshots.storage import folder_at
 from minishuffle.wire.requests import SubmitJob
@@ -109,4 +109,13 @@ def read_manifest(message: SubmitJob, secret: bytes) -> SnapshotManifest:
         UntrustedSnapshot: it is not signed under the secret.
         StorageUnavailable: the storage does not answer.
     """
-    return open_manifest(folder_at(message.restore_from), secret, trust=message.trust_snapshot)
+    folder = folder_at(message.restore_from)
+    try:
+        return open_manifest(folder, secret, trust=message.trust_snapshot)
+    except UnreadableSnapshot:
+        if names := [each.folder.name() for each in list_snapshots(folder, secret)]:
+            raise UnreadableSnapshot(
+                f"{folder.where} is no snapshot, but a directory of some: give the path of one, the last "
+                f"is {names[-1]}; 'minishuffle state list' shows them"
+            ) from None
+        raise

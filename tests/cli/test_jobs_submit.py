@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,11 @@ def test_describe_as_json_says_why_the_operators_are_not_known(run: Run, tmp_pat
     found = json.loads(run("submit", f"{file}:job", "--describe", "--json").stdout)
     assert found["operators"] is None
     assert found["problem"].startswith("the stream ends with 'map' and goes nowhere: end it with collect()")
+
+
+def test_help_names_all_settings_of_jobs(run: Run) -> None:
+    words = set(re.findall(r"\w+", run("submit", "--help").stdout))
+    assert set(JobSettings.model_fields) - words == set()
 
 
 def test_describe_needs_no_cluster_and_checks_settings(run: Run) -> None:

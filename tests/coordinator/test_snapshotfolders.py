@@ -47,6 +47,16 @@ def test_a_folder_is_prepared_for_workers_to_find_and_complete_with_its_manifest
     assert read_manifest(submitted(where, trust=True), b"") == manifest
 
 
+def test_a_directory_of_snapshots_is_no_snapshot_and_its_last_one_is_named(tmp_path: Path) -> None:
+    for number in (1, 2):
+        where = tmp_path / f"j1-savepoint-{number}"
+        do_in_folder(FolderWork("j1", 1, str(where), "prepare", "words"), SECRET)
+        manifest = manifest_of(number=number, taken_at=float(number))
+        do_in_folder(FolderWork("j1", 1, str(where), "commit", manifest=manifest), SECRET)
+    with pytest.raises(UnreadableSnapshot, match="a directory of some: .*, the last is j1-savepoint-2;"):
+        read_manifest(submitted(tmp_path), SECRET)
+
+
 def test_what_failed_is_removed_and_nothing_there_is_no_error(tmp_path: Path) -> None:
     where = tmp_path / "j1-savepoint-1"
     discard = FolderWork("j1", 1, str(where), "discard")
