@@ -271,6 +271,7 @@ class Worker:
             fact=self._on_fact,
             recovered=self._on_recovered,
             saved=self._on_saved,
+            made=lambda *made: self._savepoints.made(*made),
             stands=self._on_stands,
             partition_lost=self._on_partition_lost,
             snapshot_wanted=lambda: self._deployment.want_snapshots(),

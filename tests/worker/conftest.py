@@ -20,7 +20,7 @@ from minishuffle.ids import AttemptId
 from minishuffle.operators.row_conversion import rows_of
 from minishuffle.plan.graph import JobGraph, JobSettings
 from minishuffle.plan.planner import compile_job
-from minishuffle.wire.messages import DeployTasks, LogLines, Step, TaskSpec, WorkerAddress
+from minishuffle.wire.messages import DeployTasks, LogLines, Step, TaskSpec, WorkerAddress, WriteState
 from minishuffle.wire.reports import (
     Fact,
     FileCompleted,
@@ -52,6 +52,9 @@ class Site:
         self.recovered: list[tuple[AttemptId, Step]] = []
         """Steps of recoveries; those of first attempts are none."""
         self.stood: list[Any] = []
+        self.saved: dict[AttemptId, Any] = {}
+        self.made: dict[AttemptId, Any] = {}
+        """State that tasks have taken, and all parts of it."""
         self.snapshots_wanted = 0
         self.held: list[SnapshotsHeld] = []
         """Reports of holders."""
@@ -67,6 +70,8 @@ class Site:
             fact=self._on_fact,
             recovered=lambda attempt, step: self.recovered.append((attempt, step)),
             stands=self.stood.append,
+            saved=self._on_saved,
+            made=lambda key, message, made: self.made.update({key: made}),
             retained_bytes=retained_bytes,
             snapshot_wanted=self._on_snapshot_wanted,
             snapshots_held=self.held.append,
@@ -95,6 +100,10 @@ class Site:
         if outcome is not None:
             self.outcomes[key] = outcome
             self.deployment.attempts[key].end(moved=outcome.moved)
+
+    def _on_saved(self, key: AttemptId, message: WriteState, taken: Any) -> None:
+        self.saved[key] = taken
+        self.deployment.attempts[key].pass_barrier(message.barrier)
 
     def _on_snapshot_wanted(self) -> None:
         self.snapshots_wanted += 1

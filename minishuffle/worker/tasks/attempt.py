@@ -103,6 +103,8 @@ class WorkerServices:
     """Called on the loop when an attempt stops for a pause, or is kept from it: see :class:`TaskPause`."""
     saved: Callable[[AttemptId, WriteState, TaskStateSnapshot | str], None] = lambda *taken: None
     """Called on the loop when an attempt has taken its state for a savepoint: see :class:`Task`."""
+    made: Callable[[AttemptId, WriteState, TaskStateSnapshot | str], None] = lambda *made: None
+    """Called on the loop with all parts of that state."""
     partition_lost: Callable[[AttemptId, PartitionLost], None] = lambda attempt, error: None
     """Called on the loop when a blocking partition of an attempt cannot be read."""
     snapshots_held: Callable[[SnapshotsHeld], None] = lambda fact: None
@@ -204,6 +206,7 @@ class Attempt:
             services.report,
             services.recovered,
             services.saved,
+            services.made,
             *parts,
             self._latency,
             services.wall,

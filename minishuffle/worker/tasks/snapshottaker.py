@@ -23,6 +23,7 @@ from minishuffle.exchange.rownumbers import ChannelRows
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import READERS_EDGE
 from minishuffle.limits import HOLDER_AWAY_SECONDS
+from minishuffle.operators.state_parts import StatePart
 from minishuffle.plan.graph import JobSettings
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
@@ -119,7 +120,8 @@ class SnapshotTaker:
         self._error: PartitionLost | None = None
         """Why what the task retains cannot be read; the loop sets it."""
         self._rest: Iterator[int] | None = None
-        """Sends what is left of the snapshot that is being taken; None: none is."""
+        """Sends the rest of the snapshot under way, or makes the rest of a durable one."""
+        self._is_local = True
         self._bytes, self._cost = 0, 0.0
         """Bytes sent of that snapshot, and seconds of a processor for it."""
         self._last = _Seen()
@@ -171,7 +173,7 @@ class SnapshotTaker:
         """
         if self._rest is None and self._has_heard():
             self._hear()
-        if self._machine.due() <= self._clock():
+        if self._rest is None and self._machine.due() <= self._clock():
             self._take(chain, positions)
         if self._rest is not None:
             self._go_on(_SLICE_SECONDS)
@@ -184,13 +186,25 @@ class SnapshotTaker:
         """Note all poison rows that were left out so far, by their places in the search for them."""
         self._left_out = tuple(places)
 
-    def cut(self, number: int) -> None:
-        """Note which rows a durable snapshot covers: the task takes its state for it now. A task that has a
-        holder notes none."""
+    def cut(
+        self,
+        number: int,
+        freeze: Callable[[], TaskStateSnapshot],
+        made: Callable[[TaskStateSnapshot | str], None],
+    ) -> TaskStateSnapshot:
+        """Take the state for a durable snapshot, as ``freeze`` gives it. Its parts are made between the
+        elements that follow; then ``made`` gets all of them, or why they cannot be written. Note which rows
+        it covers: a task that has a holder notes none.
+
+        Raises: as ``freeze``.
+        """
         self._hear()
         is_alone = not self._machine.has_holder or self._is_left()
         self._cut = number, [gate.taken() for gate in self._gates] if is_alone else []
         self._parts.leases.cut(number, is_alone=is_alone)
+        snapshot = freeze()
+        self._rest, self._is_local = _parts_of(snapshot, made), False
+        return snapshot
 
     @property
     def is_due(self) -> bool:
@@ -325,10 +339,10 @@ class SnapshotTaker:
             at=self._wall(),
         )
         self._rest = self.writer.write(number, pack_state(whole), machine.numbers)
-        self._bytes, self._cost = 0, self._cpu() - cpu
+        self._is_local, self._bytes, self._cost = True, 0, self._cpu() - cpu
 
     def _go_on(self, seconds: float) -> None:
-        """Send more of the snapshot that is being taken, for so long."""
+        """Send or make more of the snapshot that is being taken, for so long."""
         begun, cpu = self._clock(), self._cpu()
         rest = self._rest
         while rest is not None and (size := self._wrapped(lambda: next(rest, None))) is not None:
@@ -338,7 +352,7 @@ class SnapshotTaker:
         else:
             self._rest = None
         self._cost += self._cpu() - cpu
-        if self._rest is None:
+        if self._rest is None and self._is_local:
             self._machine.note_cost(self._cost, self._clock())
             self._last = _Seen(self._machine.covered_at, self._last.taken + 1, self._bytes, self._cost)
 
@@ -408,6 +422,21 @@ class SnapshotTaker:
         """A snapshot would free what producers retain."""
         self._is_wanted = True
         self._paths.bell.ring()
+
+
+def _parts_of(snapshot: TaskStateSnapshot, made: Callable[[TaskStateSnapshot | str], None]) -> Iterator[int]:
+    """Makes a part of that snapshot each time that the next is asked for, and gives the bytes of each."""
+    parts: dict[str, list[StatePart]] = {}
+    try:
+        for operator, held in snapshot.parts.items():
+            parts[operator] = []
+            for part in held:
+                parts[operator].append(part)
+                yield part.batch.nbytes
+    except UnserializableRecord as error:
+        made(f"its state cannot be written: {error}")
+    else:
+        made(replace(snapshot, parts=parts))
 
 
 def _is_end(begun: TaskStateSnapshot) -> bool:

@@ -67,8 +67,14 @@ class StateWriter:
         watermark = None if taken.watermark == BEGINNING_OF_TIME else taken.watermark
         positions = pack_positions(taken.positions)
         self._fact(says(positions=positions, watermark=watermark, operators=list(taken.parts)))
+
+    def made(self, attempt: AttemptId, message: WriteState, made: TaskStateSnapshot | str) -> None:
+        """All parts of what a task has taken are there, or cannot be written."""
         written = partial(StateWritten, attempt=attempt, savepoint=message.savepoint)
-        if not taken.parts:
+        if isinstance(made, str):
+            self._fact(written(problem=made))
+            return
+        if not made.parts:
             self._fact(written())
             return
 
@@ -85,7 +91,7 @@ class StateWriter:
             )
             self._fact(fact)
 
-        self.disk.run(partial(_write, message.folder, attempt, taken), done)
+        self.disk.run(partial(_write, message.folder, attempt, made), done)
 
 
 def _folder(path: str) -> Folder:

@@ -108,7 +108,7 @@ class Task:
 
     ``report`` is called on the loop: with None when it runs, and with its outcome; ``recovered`` with each
     step of the recovery of an attempt that took the place of another; ``saved`` with the state taken for a
-    savepoint, or why there is none.
+    savepoint, or why there is none; ``made`` with all of its parts, or why they cannot be written.
     """
 
     attempt_id: AttemptId
@@ -124,6 +124,7 @@ class Task:
     report: Callable[[Task, TaskOutcome | None], None]
     recovered: Callable[[AttemptId, Step], None]
     saved: Callable[[AttemptId, WriteState, TaskStateSnapshot | str], None]
+    made: Callable[[AttemptId, WriteState, TaskStateSnapshot | str], None]
     outbox: Outbox
     leases: SourceLeases
     files: FileReports
@@ -651,22 +652,30 @@ class Task:
 
     def _save(self, chain: Chain, savepoint: WriteState, unread: Sequence[int] = ()) -> None:
         """Take the state, once the coordinator has all rows and lines that precede it. Sinks have committed
-        at the barrier. Rows of edges that are ``unread`` would not be in a cut."""
+        at the barrier. Rows of edges that are ``unread`` would not be in a cut. The parts of a durable
+        snapshot are made later, while the task goes on."""
         self.paths.calls.enter()
         self.outbox.drain()
-        taken: TaskStateSnapshot | str
-        try:
-            taken = chain.snapshot(self._positions(), of_all=True)
-            if savepoint.goes_on and self.snapshots is not None:
-                self.snapshots.cut(savepoint.savepoint)
-        except UnserializableRecord as error:
-            taken = f"its state cannot be written: {error}"
+        made = partial(self.paths.post, self.made, self.attempt_id, savepoint)
+        taken: TaskStateSnapshot | str = ""
         if self._reader is None and not self.gates:
             taken = "it has restarted while the job was paused, and opens its source once that is resumed"
         if unread:
             taken = "rows of an input are not read yet, since it reads another input to its end first"
+        goes_on = savepoint.goes_on and self.snapshots is not None
+        try:
+            if not taken and goes_on:
+                assert self.snapshots is not None
+                freeze = partial(chain.snapshot, self._positions(), of_all=True, frozen=True)
+                taken = self.snapshots.cut(savepoint.savepoint, freeze, made)
+            elif not taken:
+                taken = chain.snapshot(self._positions(), of_all=True)
+        except UnserializableRecord as error:
+            taken = f"its state cannot be written: {error}"
         self.paths.calls.leave()
         self.paths.post(self.saved, self.attempt_id, savepoint, taken)
+        if not (goes_on or isinstance(taken, str)):
+            made(taken)
 
     def _divide(self) -> None:
         """Put a barrier before consumers that are to move: they get what was emitted so far, and their next

@@ -18,7 +18,7 @@ from minishuffle.exchange.retained import RetainedPartition
 from minishuffle.ids import AttemptId, holder_operator, snapshot_edge, state_edge
 from minishuffle.operators import column_store, keyed_state
 from minishuffle.plan.graph import JobSettings
-from minishuffle.wire.messages import HolderSpec, PoisonRow, PoisonSearch, TaskSpec
+from minishuffle.wire.messages import HolderSpec, PoisonRow, PoisonSearch, TaskSpec, WriteState
 from minishuffle.worker.channels.registry import ChannelKey
 from minishuffle.worker.instructions import Fence, StartHolder, StartTask, attempt_id
 from minishuffle.worker.tasks import snapshottaker
@@ -310,6 +310,25 @@ async def test_what_a_finished_task_has_kept_goes_to_another_holder_and_its_prod
     await site.until(lambda: any(each.attempt == second for each in site.held))
     (last,) = deployment.holders[second].partition.subpartitions
     assert last.log.elements, "a next attempt has something to go on from"
+    recovery.close()
+
+
+async def test_a_durable_snapshot_is_of_one_moment_though_its_parts_are_made_while_rows_go_on(
+    site: Site,
+) -> None:
+    numbers = Stream.source(Repeating()).key_by(lambda row: row % 1_000).count().to_count()
+    recovery, attempts = Recovery(site, numbers), site.deployment.attempts
+    counts = [attempt(1, 0), attempt(1, 1)]
+    await site.until(lambda: all(attempts[key].task.counters.records_in > 1_000 for key in counts))
+    message = WriteState(term=1, job="j1", savepoint=1, barrier=1, folder="/s", goes_on=True)
+    for there in attempts.values():
+        assert there.paths.pause.save(message)
+        there.paths.bell.ring()
+    await site.until(lambda: site.made.keys() >= {*counts})
+    rows = sum(each.position for index in (0, 1) for each in site.saved[attempt(0, index)].positions)
+    made = [part.batch for key in counts for parts in site.made[key].parts.values() for part in parts]
+    assert len(made) > 100, "an element may come between each two"
+    assert sum(sum(batch.column("value").to_pylist()) for batch in made) == rows
     recovery.close()
 
 

@@ -69,7 +69,9 @@ def test_what_a_task_has_taken_is_written_and_a_chain_goes_on_with_it(
 ) -> None:
     message = WriteState(term=1, job="j1", savepoint=3, barrier=1, folder=str(tmp_path))
     part = counts(["a", "bb"])
-    writer.taken(ATTEMPT, message, TaskStateSnapshot({"count": [part]}, [SplitPosition(0, 7)], 5))
+    snapshot = TaskStateSnapshot({"count": [part]}, [SplitPosition(0, 7)], 5)
+    writer.taken(ATTEMPT, message, snapshot)
+    writer.made(ATTEMPT, message, snapshot)
     taken, written = said
     assert (unpack_positions(taken.positions), taken.watermark) == ([SplitPosition(0, 7)], 5)
     assert (taken.operators, written.rows, written.problem) == (["count"], 2, "")
@@ -99,14 +101,16 @@ def test_a_task_without_state_writes_nothing_and_one_that_cannot_says_why(
 ) -> None:
     message = WriteState(term=1, job="j1", savepoint=3, barrier=1, folder=str(tmp_path / "file"))
     writer.taken(ATTEMPT, message, TaskStateSnapshot())
+    writer.made(ATTEMPT, message, TaskStateSnapshot())
     assert [each.kind for each in said] == ["state_taken", "state_written"]
     assert (said[0].watermark, said[1].file, said[1].problem) == (None, "", "")
     said.clear()
     writer.taken(ATTEMPT, message, "it cannot be pickled")
-    assert [each.problem for each in said] == ["it cannot be pickled"]
+    writer.made(ATTEMPT, message, "nor can what came later")
+    assert [each.problem for each in said] == ["it cannot be pickled", "nor can what came later"]
     said.clear()
     (tmp_path / "file").write_text("")
-    writer.taken(ATTEMPT, message, TaskStateSnapshot({"count": [counts(["a"])]}))
+    writer.made(ATTEMPT, message, TaskStateSnapshot({"count": [counts(["a"])]}))
     assert "file" in said[-1].problem
 
 
