@@ -6,17 +6,19 @@
 
 The newest snapshot is read first, and an older one if that cannot be, or if a task then finds its state
 there broken: the durable ones of the job, then the savepoint that it was submitted from, at last its
-beginning, for which nothing is read. If its sources acknowledge, none but the durable ones once there was
-one: what precedes these does not come again. All tasks then begin with what that holds for them, and with a
-version of their rows of their own: whatever earlier attempts have sent, retained or held counts for nothing.
-Rows that were published behind the snapshot come twice. (Flink: ``RestartPipelinedRegionFailoverStrategy``
-restarts from the last checkpoint at each failure.)
+beginning, for which nothing is read. A storage that does not answer is asked again for a while. If sources
+of the job acknowledge, none but the durable ones are read once there was one: what precedes these does not
+come again. All tasks then begin with what that holds for them, and with a version of their rows of their
+own: whatever earlier attempts have sent, retained or held counts for nothing. Rows that were published
+behind the snapshot come twice. (Flink: ``RestartPipelinedRegionFailoverStrategy`` restarts from the last
+checkpoint at each failure.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Final
 
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
 from minishuffle.coordinator.jobs.positions import Resumption
@@ -24,7 +26,13 @@ from minishuffle.coordinator.jobs.savepoints import FolderWork
 from minishuffle.coordinator.journal.codec import Record
 from minishuffle.snapshots.storage import without_credentials
 
-__all__ = ["BEGINNING", "FallbackRecord", "JobFallback", "RestorePoint"]
+__all__ = ["BEGINNING", "STORAGE_SECONDS_MAX", "FallbackRecord", "JobFallback", "RestorePoint"]
+
+
+STORAGE_SECONDS_MAX: Final = 300.0
+"""For so long a job that goes back waits for a storage that does not answer, and then takes an older
+snapshot: its beginning may be long ago."""
+ASK_AGAIN_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,12 @@ class FallbackRecord(Record):
     """The one that the tasks began with when the job had last gone back."""
     broken: tuple[int, ...] = ()
     """The numbers of durable snapshots whose manifest could be read, and the state of a task could not."""
+    until: float = 0.0
+    """Until then a storage that does not answer is asked again; wall clock, as the next."""
+    next_at: float = 0.0
+    """When the first of the points is read again; 0: it is being read, or was."""
+    problem: str = ""
+    """The last error of its storage."""
 
 
 @dataclass(slots=True)
@@ -91,21 +105,34 @@ class JobFallback(FallbackRecord):
         """Whether the first of the points was read."""
         return self._found is not None
 
-    def begin(self, job: str, points: Sequence[RestorePoint]) -> bool:
+    def begin(self, job: str, points: Sequence[RestorePoint], at: float) -> bool:
         """The job goes back to the first of these that can be read. False: there is none."""
         self.count += 1
+        self.until, self.problem = at + STORAGE_SECONDS_MAX, ""
         self.points = tuple(each for each in points if each.number not in self.broken)
         self.read(job)
         return self.under_way
 
     def read(self, job: str) -> None:
         """Have the first of the points read, perhaps once more."""
-        self._found = None
+        self._found, self.next_at = None, 0.0
         if self.under_way and self.points[0].path:
             point = self.points[0]
             self.work.append(FolderWork(job, self.count, point.path, "open", trust=point.trust))
         elif self.under_way:
             self._found = {}
+
+    def ask_again(self, problem: str, at: float) -> bool:
+        """The storage does not answer, and the first of the points is read again soon; gives whether that has
+        another reason than before."""
+        is_new, self.problem = problem != self.problem, problem
+        self.next_at = at + ASK_AGAIN_SECONDS
+        return is_new
+
+    def look(self, job: str, at: float) -> None:
+        """Read the first of the points again, if that is due."""
+        if self.next_at and at >= self.next_at:
+            self.read(job)
 
     def awaits(self, number: int, folder: str) -> bool:
         """Whether this folder is being read for this return."""
@@ -136,7 +163,7 @@ class JobFallback(FallbackRecord):
 
     def give_up(self) -> None:
         """The job ends."""
-        self.points, self._found = (), None
+        self.points, self._found, self.next_at = (), None, 0.0
 
     def recall(self, record: FallbackRecord) -> None:
         """Restore from the journal's record."""

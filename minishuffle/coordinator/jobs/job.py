@@ -85,6 +85,7 @@ from minishuffle.errors import (
     ResourceExhausted,
     ShuffleError,
     StateLost,
+    StorageUnavailable,
     TaskCancelled,
     UnreadableSnapshot,
     UsageError,
@@ -1050,6 +1051,7 @@ class Job:
     def cut_within(self, seconds: float, pause_seconds: float, directory: str, at: float) -> None:
         """Begin a durable snapshot there if one is due and can be taken now, with limits for it and for its
         alignment; give up one whose deadline has passed."""
+        self.fallback.look(self.id, at)
         if self.cut.under_way and at >= self.cut.until:
             self._give_cut_up(self.cut.overdue(self.subtasks), at)
         if self.cut.under_way or not self.cuts.is_due(at):
@@ -1136,7 +1138,7 @@ class Job:
             self.history.note(at, "job falls back", cause.text)
             is_acknowledged = self.cuts.taken and any(each.acknowledges for each in self.graph.vertices)
             points = [*self.cuts.points(), *([] if is_acknowledged else [self.origin])]
-            if not self.fallback.begin(self.id, points):
+            if not self.fallback.begin(self.id, points, at):
                 self.fail(cause, at, verdict=True)
                 return
         self.cancellations.end_all()
@@ -1153,7 +1155,10 @@ class Job:
             self.fallback.found(resumptions_of(self.graph, found, self.fallback.points[0]))
         except ShuffleError as error:
             text = f"{self.fallback.points[0]} cannot be read: {error}"
-            if self.fallback.unreadable(self.id):
+            if isinstance(error, StorageUnavailable) and at < self.fallback.until:
+                if self.fallback.ask_again(text, at):
+                    self.history.note(at, "snapshot awaited", text)
+            elif self.fallback.unreadable(self.id):
                 self.history.note(at, "snapshot passed over", text)
             else:
                 self.fail(ErrorInfo(code=error.code, text=text), at, verdict=True)
@@ -1433,6 +1438,8 @@ class Job:
         times += [self.savepoint.next_time(), self.cut.next_time()]
         if self.cuts.next_at and not self.cut.under_way:
             times.append(self.cuts.next_at)
+        if self.fallback.next_at:
+            times.append(self.fallback.next_at)
         return min((time for time in times if time is not None), default=None)
 
     def _holds_back(self, key: TaskKey) -> bool:

@@ -10,8 +10,9 @@ import pytest
 
 from minishuffle.coordinator.instructions import CoordinatorStep, WorkInFolder
 from minishuffle.coordinator.jobs.cuts import CUTS_KEPT, RETRY_SECONDS
+from minishuffle.coordinator.jobs.fallback import STORAGE_SECONDS_MAX
 from minishuffle.coordinator.jobs.savepoints import FolderWork
-from minishuffle.errors import StateLost, StorageUnavailable, UnreadableSnapshot
+from minishuffle.errors import ShuffleError, StateLost, StorageUnavailable, UnreadableSnapshot
 from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph, StatefulOperator
 from minishuffle.snapshots.sealedmanifest import SnapshotManifest
@@ -42,7 +43,7 @@ class Cuts:
         cluster.report_all(self.job, "running")
         self.interval = graph.settings.durable_interval
 
-    def answer(self, error: StorageUnavailable | None = None) -> None:
+    def answer(self, error: ShuffleError | None = None) -> None:
         """The coordinator's process has done the last of its work."""
         self.cluster.do(self.cluster.state.folder_ready(self.work[-1], error, self.cluster.now))
 
@@ -281,7 +282,7 @@ def test_one_that_cannot_be_read_is_passed_over(cuts: Cuts, unreadable: int) -> 
     fresh = [cluster.add(), cluster.add()]
     for number in range(unreadable):
         assert f"-durable-{2 - number}-" in cuts.work[-1].folder
-        cuts.answer(StorageUnavailable("it is gone"))
+        cuts.answer(UnreadableSnapshot("it is gone"))
     if unreadable == 1:
         cluster.do(cluster.state.folder_ready(cuts.work[-1], manifest(cuts), cluster.now))
     assert len(deployed(fresh[0]) + deployed(fresh[1])) == 4
@@ -289,6 +290,35 @@ def test_one_that_cannot_be_read_is_passed_over(cuts: Cuts, unreadable: int) -> 
     texts = [each.text for each in cluster.request(GetEvents(job=cuts.job)).events]
     where = "durable snapshot 1" if unreadable == 1 else "its beginning"
     assert f"all tasks go on from {where}" in texts
+
+
+def test_a_storage_that_does_not_answer_is_asked_again_for_a_while(cuts: Cuts) -> None:
+    """The job would begin at its beginning else, since a store was away for a moment."""
+    cluster = cuts.cluster
+    cuts.take()
+    for worker in cuts.workers:
+        cluster.lose(worker)
+    fresh = [cluster.add(), cluster.add()]
+    for _ in range(3):
+        asked = len(cuts.work)
+        cuts.answer(StorageUnavailable("503"))
+        cluster.advance(2.0)
+        assert [each.work for each in cuts.work[asked:]] == ["open"] and "-durable-1-" in cuts.work[-1].folder
+    assert not deployed(fresh[0]) and cuts.events().count("snapshot awaited") == 1
+    cluster.do(cluster.state.folder_ready(cuts.work[-1], manifest(cuts), cluster.now))
+    assert len(deployed(fresh[0]) + deployed(fresh[1])) == 4
+
+
+def test_a_storage_that_does_not_answer_for_long_is_done_without(cuts: Cuts) -> None:
+    cluster, (one, two) = cuts.cluster, cuts.workers
+    cuts.take()
+    cluster.fail(one, (cuts.job, 1, 0), StateLost.code, "nobody has its snapshots")
+    for worker, key in (one, (0, 0)), (two, (0, 1)), (two, (1, 1)):
+        cluster.report(worker, (cuts.job, *key), "canceled")
+    cluster.advance(STORAGE_SECONDS_MAX + 1.0)
+    cuts.answer(StorageUnavailable("503"))
+    assert cuts.events().count("snapshot passed over") == 1
+    assert len([task for worker in (one, two) for task in deployed(worker) if task.attempt == 2]) == 4
 
 
 def test_one_in_which_a_task_finds_its_state_broken_is_passed_over(
@@ -347,7 +377,7 @@ def test_a_job_whose_sources_acknowledge_does_not_begin_at_its_beginning(
     cuts.take()
     for worker in cuts.workers:
         cuts.cluster.lose(worker)
-    cuts.answer(StorageUnavailable("it is gone"))
+    cuts.answer(UnreadableSnapshot("it is gone"))
     info = cuts.cluster.show(cuts.job)
     assert info.state == "failed"
     assert "durable snapshot 1 cannot be read" in info.causes[0].text

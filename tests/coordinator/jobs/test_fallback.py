@@ -11,7 +11,7 @@ FOUND = {(0, 0): Resumption(b"here")}
 
 def test_the_newest_snapshot_is_read_and_an_older_one_if_that_cannot_be() -> None:
     back = JobFallback()
-    back.begin("j1", POINTS)
+    back.begin("j1", POINTS, 0.0)
     assert [(each.work, each.folder, each.savepoint) for each in back.take_work()] == [("open", "/s/2", 1)]
     assert back.under_way and not back.is_read and back.awaits(1, "/s/2")
     assert back.unreadable("j1") and not back.awaits(1, "/s/2")
@@ -24,7 +24,7 @@ def test_the_newest_snapshot_is_read_and_an_older_one_if_that_cannot_be() -> Non
 
 def test_nothing_is_read_for_the_beginning_of_a_job() -> None:
     back = JobFallback()
-    back.begin("j1", POINTS[1:])
+    back.begin("j1", POINTS[1:], 0.0)
     assert back.unreadable("j1") and back.is_read
     assert len(back.take_work()) == 1
     assert back.end() == (BEGINNING, {})
@@ -32,14 +32,14 @@ def test_nothing_is_read_for_the_beginning_of_a_job() -> None:
 
 def test_a_job_that_has_nothing_to_go_back_to_says_so() -> None:
     back = JobFallback()
-    back.begin("j1", [RestorePoint("/mine")])
+    back.begin("j1", [RestorePoint("/mine")], 0.0)
     assert not back.unreadable("j1")
     assert not back.under_way and not back.is_read
 
 
 def test_a_snapshot_in_which_a_task_finds_its_state_broken_is_read_no_more() -> None:
     back = JobFallback()
-    assert back.begin("j1", POINTS)
+    assert back.begin("j1", POINTS, 0.0)
     back.found(FOUND)
     assert back.end()[0] == back.last
     back.pass_over()
@@ -47,9 +47,9 @@ def test_a_snapshot_in_which_a_task_finds_its_state_broken_is_read_no_more() -> 
     assert back.broken == (2,), "several tasks say so"
     again = JobFallback()
     again.recall(back)
-    assert again.begin("j1", POINTS)
+    assert again.begin("j1", POINTS, 0.0)
     assert [each.folder for each in again.take_work()] == ["/s/1"]
-    assert not again.begin("j1", POINTS[:1]) and not again.under_way
+    assert not again.begin("j1", POINTS[:1], 0.0) and not again.under_way
 
 
 def test_the_next_coordinator_reads_again_what_was_being_read() -> None:
