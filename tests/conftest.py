@@ -12,6 +12,7 @@ are not Python threads and are not seen.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import inspect
 import os
@@ -21,6 +22,7 @@ import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -79,6 +81,20 @@ csv.read_csv(pa.BufferReader(b"a\n1\n"))
 
 
 OWN_JVM = {"new_jvm", "own_jvm"}
+
+
+def import_share(session: pytest.Session) -> None:
+    """Import those test files that no other process of the run begins with. All of them import all files
+    then, but what pytest makes of a file's assertions, in a new clone more than half of the time until the
+    first test, is made once and read by the others."""
+    of: dict[str, Any] | None = getattr(session.config, "workerinput", None)
+    if of is None:
+        return
+    folders = [session.config.rootpath / argument for argument in session.config.args]
+    files = [file for folder in folders for file in sorted(folder.rglob("test_*.py"))]
+    for file in files[int(of["workerid"].removeprefix("gw")) :: of["workercount"]]:
+        with contextlib.suppress(pytest.Collector.CollectError):  # Told when that file is collected.
+            assert pytest.Module.from_parent(session, path=file).obj
 
 
 @dataclass(frozen=True)
@@ -192,9 +208,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SideByS
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """What is collected lives to the end of the run: nothing of it is garbage to be looked for."""
     gc.disable()
+    import_share(session)
     found = yield
     gc.enable()
     gc.freeze()  # Each collection takes 300 ms otherwise, and so would one before this.
