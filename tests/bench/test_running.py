@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from minishuffle.api.stream import Stream
-from minishuffle.bench import running
+from minishuffle.bench import drill, running
 from minishuffle.bench.numbered import Gap
 from minishuffle.bench.running import JobWatch, drill_running, records_by_subtask, totals_problems, victims_of
 from minishuffle.cli.main import cli
@@ -85,8 +85,10 @@ def test_what_cannot_be_caused_from_outside_is_refused(kind: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_that_others_started_is_drilled() -> None:
+def test_a_job_that_others_started_is_drilled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker is killed, and a connection broken; then nobody is left whom it would be fair to strike."""
+    # Beside other tests anybody is silent for a while.
+    monkeypatch.setattr(drill, "GAP_ALLOWANCE_MS", 60_000.0)
 
     def numbers(start: int, count: int) -> list[int]:
         return list(range(start, start + count))
