@@ -85,8 +85,8 @@ WORDS = pa.array([f"word {number}" for number in range(10_000)])
     ("column", "rows"),
     [
         (ORDERED, None),
-        (pa.array(range(1_000_000)), None),
-        (pa.array(range(1_000_000)).slice(7, 2), 2),
+        (pa.array(np.arange(1_000_000)), None),
+        (pa.array(np.arange(1_000_000)).slice(7, 2), 2),
         (WORDS.dictionary_encode().slice(9_998), 2),
         (pa.array(NUMBERS), 4),
         (pa.DictionaryArray.from_arrays(pa.array([3, 3]), pa.array(NUMBERS)), 2),
