@@ -70,6 +70,11 @@ class GeneratorSource:
             block = min(block, -(-self.records // self._splits))
         return max(1, int(block))
 
+    @property
+    def split_layout(self) -> str:
+        """Which numbers are in which split, as text: positions of one that deals otherwise are of others."""
+        return f"{self._splits} with blocks of {self._block:,} records"
+
     def splits(self) -> range:
         return range(self._splits)
 

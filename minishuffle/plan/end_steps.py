@@ -40,6 +40,12 @@ class ScanStep(SourceStep):
         return bool(getattr(self.source, "replayable", True)) and not self.acknowledges
 
     @property
+    def split_layout(self) -> str:
+        """Which records are in which split, of a source that deals them by number; one that deals them
+        otherwise cannot go on from its positions."""
+        return str(getattr(self.source, "split_layout", ""))
+
+    @property
     def acknowledges(self) -> bool:
         return hasattr(self.source, "acknowledge")
 

@@ -145,7 +145,8 @@ class StatefulOperator(BaseModel):
     """The names of its aggregates."""
     reads: dict[str, str] = Field(default_factory=dict)
     """What its state is made of, by what of it: ``keys`` their types, ``windows`` which ones, ``aggregate
-    NAME`` its function and the type of its column. State of another it cannot read."""
+    NAME`` its function and the type of its column, ``splits`` which records are in each. State of another it
+    cannot read."""
 
 
 class Vertex(BaseModel):

@@ -79,7 +79,7 @@ class _Chain:
     def states(self) -> list[StatefulOperator]:
         """Its operators that may hold state, and its source."""
         return [
-            StatefulOperator(id=node.id, name=node.label, kind="source")
+            StatefulOperator(id=node.id, name=node.label, kind="source", reads=_read_of_source(node))
             if node.is_source
             else _stateful(node, _spec(node, self.tags.get(node, {})))
             for node in self.nodes
@@ -96,6 +96,12 @@ class _Chain:
 def _spec(node: Node, tags: Mapping[str, str]) -> OperatorSpec:
     spec = node.step.operator(node, tags)
     return replace(spec, id=node.id) if node.step.has_state else spec
+
+
+def _read_of_source(node: Node) -> dict[str, str]:
+    """See :attr:`StatefulOperator.reads`."""
+    layout = node.step.split_layout if isinstance(node.step, ScanStep) else ""
+    return {"splits": layout} if layout else {}
 
 
 def _stateful(node: Node, spec: OperatorSpec) -> StatefulOperator:

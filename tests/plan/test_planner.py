@@ -333,3 +333,13 @@ def test_state_is_described_by_the_types_of_keys_the_functions_of_aggregates_and
     assert reads(keyed.count()) == reads(keyed.distinct()) == {"keys": "string, int64"}
     five, ten = (reads(keyed.window(timedelta(seconds=each)).count())["windows"] for each in (5, 10))
     assert five != ten
+
+
+def test_state_of_generated_records_is_of_their_rate() -> None:
+    """Numbers are dealt to splits in blocks that are shorter at a lower rate."""
+    found = {rate: reads(Table.generate(rate=rate, records=10**6)) for rate in (500, 1_000_000)}
+    assert found == {
+        500: {"splits": "64 with blocks of 1 records"},
+        1_000_000: {"splits": "64 with blocks of 3,125 records"},
+    }
+    assert reads(sales()) == {}

@@ -149,6 +149,15 @@ def test_state_that_is_made_of_something_else_is_refused(what: str, now: str, ad
         described(SAVED, SAVED | {what: now})
 
 
+def test_positions_in_splits_of_other_records_are_refused() -> None:
+    job = graph()
+    job.vertices[0].states[0] = job.vertices[0].states[0].model_copy(update={"reads": {"splits": "64 of 9"}})
+    made, read = manifest(), SavedOperator("read", "read", "source", reads={"splits": "64 of 3"})
+    vertices = (replace(made.vertices[0], operators=(read,)), made.vertices[1])
+    with pytest.raises(UsageError, match=r"read has splits \(64 of 9\) .* \(64 of 3\) .* --drop-state read"):
+        resumptions_of(job, replace(made, vertices=vertices), point())
+
+
 def test_the_first_of_rows_that_have_gone_is_refused() -> None:
     with pytest.raises(
         UsageError, match="not in the savepoint, whose keys have no row for it: give it an agg"
