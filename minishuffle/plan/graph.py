@@ -317,13 +317,15 @@ class JobGraph(BaseModel):
     def same_rows(self, *, of_one_split: bool = False) -> frozenset[int]:
         """Vertices that take snapshots and make the same rows in the same order in each attempt, wherever it
         begins: sources that can be read again, and what gets all rows by one channel of such a vertex, where
-        the steps go by the order of rows alone. All others begin a new version.
+        the steps go by the order of rows alone. All others begin a new version, as does what a function deals
+        out (``partition``), which may do that by chance.
 
         Args:
             of_one_split: also those that do so if each subtask of a source reads one split at most, of which
                 the plan knows nothing.
         """
         vertices, others = self.vertices, self.snapshotted()
+        others -= {edge.source for edge in self.edges if edge.partitioner == "custom"}
         others = frozenset(number for number in others if vertices[number].by_order)
         found = frozenset(
             number

@@ -135,6 +135,12 @@ def test_versions_are_kept_where_the_order_of_rows_is_the_same(
     assert not graph(**fields, guarantee="loss").same_rows(of_one_split=True)
 
 
+def test_what_a_function_deals_out_it_may_deal_otherwise_the_next_time() -> None:
+    job = graph(read=BY_ORDER)
+    chosen = [edge.model_copy(update={"partitioner": "custom"}) for edge in job.edges]
+    assert job.same_rows() and not job.model_copy(update={"edges": chosen}).same_rows(of_one_split=True)
+
+
 ITEMS = Stream.items([("a", 1), ("b", 2)])
 KEYED = ITEMS.key_by(lambda row: row[0])
 
