@@ -406,9 +406,11 @@ def wait_until_ready(child: Child, deadline: float) -> dict[str, Any]:
         if ended is not None:
             raise ShuffleError(f"{child.name} ended with code {ended} before it was ready\n{child.tail()}")
         if time.monotonic() > deadline:
+            tail = child.tail()
             raise ResourceExhausted(
-                f"{child.name} (pid {child.pid}) was not ready in time; give it more time or look at "
-                f"{child.log}\n{child.tail()}"
+                f"{child.name} (pid {child.pid}) was not ready in time: see how busy this machine is, or "
+                "give it more time (startup_timeout of LocalCluster); it has written "
+                + (f"\n{tail}" if tail else "nothing")
             )
         time.sleep(POLL_SECONDS)
 
