@@ -380,6 +380,7 @@ class Attempt:
             self._snapshot_store,
             parts=parts,
             wall=self._services.wall,
+            place=spec.operator + spec.index / spec.parallelism,
             clock=self._services.clock,
             cpu=self._services.cpu,
             settings=self.settings,

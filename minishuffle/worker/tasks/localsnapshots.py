@@ -12,6 +12,10 @@ without any does, takes the place of all before it as it arrives. Number 0 is wh
 beginning of the job, or the snapshot of the attempt before. At the beginning of the job one is taken at once,
 which says when that was: a source with a pace catches up on what has passed since.
 
+A snapshot becomes the oldest sooner if those of the consumers follow it closely. So all are due at the same
+times, without a message: at multiples of the interval by the cluster's clock, those of a consumer a little
+later than those of its producer (``phase``).
+
 (Uncoordinated checkpoints with a log at the sender: Elnozahy et al., "A Survey of Rollback-Recovery Protocols
 in Message-Passing Systems", 2002. Flink has coordinated ones alone.)
 """
@@ -26,7 +30,7 @@ from typing import Final
 from minishuffle.exchange.rownumbers import ChannelRows
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
 
-__all__ = ["LocalSnapshots"]
+__all__ = ["LocalSnapshots", "covers"]
 
 KEPT_MAX: Final = 3
 _BEGUN: Final = 0
@@ -57,6 +61,7 @@ class LocalSnapshots:
     Args:
         begun: what the attempt goes on from.
         interval: seconds between two snapshots.
+        phase: they are due at this time and any number of intervals from it.
         cost_max: the greatest part of its time for which a task takes snapshots.
         now: seconds, on the clock of every other ``now``.
         begun_at: when ``begun`` was taken, on that clock.
@@ -69,12 +74,13 @@ class LocalSnapshots:
         begun: TaskStateSnapshot,
         *,
         interval: float,
+        phase: float,
         cost_max: float,
         now: float,
         begun_at: float,
         is_held: bool = True,
     ) -> None:
-        self._interval, self._cost_max = interval, cost_max
+        self._interval, self._phase, self._cost_max = interval, phase, cost_max
         self._kept = [_Kept(_BEGUN, replace(begun, parts={}), begun_at, safe=True)]
         self._number = _BEGUN
         """The number of the snapshot taken last."""
@@ -114,8 +120,10 @@ class LocalSnapshots:
         """When the next one is to be taken; inf: not before the holder has said something."""
         if not self._kept[-1].safe:
             return math.inf
-        pause = self._cost if self._hurries else max(self._interval, self._cost / self._cost_max)
-        return self._looked_at + pause
+        if self._hurries or self._looked_at == -math.inf:
+            return self._looked_at + self._cost
+        earliest = self._looked_at + max(self._interval / 2, self._cost / self._cost_max)
+        return self._phase + self._interval * math.ceil((earliest - self._phase) / self._interval)
 
     def ask(self) -> None:
         """Have the next one taken as soon as the last has taken no more than half of the time."""
@@ -136,13 +144,19 @@ class LocalSnapshots:
         self._kept[-1].at = now
         self._note_covered()
 
+    @property
+    def awaited(self) -> Mapping[int, Sequence[int]] | None:
+        """Below which rows of each edge :meth:`advance` needs that no consumer asks; None: whatever they say,
+        there is no other oldest snapshot. It is in force from when it was read before ``stable`` was."""
+        return self._kept[1].counted.written if len(self._kept) > 1 and self._kept[1].safe else None
+
     # --- what happens ----------------------------------------------------------------------------
 
     def take(self, counted: TaskStateSnapshot, now: float, stable: Mapping[int, Sequence[int]]) -> int:
         """One is taken, and sent to the holder: gives its number. Say behind it which are to be kept.
         ``stable`` is as for :meth:`advance`."""
         self._number += 1
-        if _covers(stable, counted.written):
+        if covers(stable, counted.written):
             self._kept.clear()  # the holder gives up what it has once it has this one
         elif len(self._kept) == KEPT_MAX:
             self._kept.pop()
@@ -171,7 +185,7 @@ class LocalSnapshots:
         another oldest snapshot: say which ones are to be kept."""
         for at in range(len(self._kept) - 1, 0, -1):
             each = self._kept[at]
-            if each.safe and _covers(stable, each.counted.written):
+            if each.safe and covers(stable, each.counted.written):
                 del self._kept[:at]
                 return True
         return False
@@ -199,7 +213,8 @@ class LocalSnapshots:
         return oldest.counted.taken
 
 
-def _covers(stable: Mapping[int, Sequence[int]], written: Mapping[int, Sequence[int]]) -> bool:
+def covers(stable: Mapping[int, Sequence[int]], written: Mapping[int, Sequence[int]]) -> bool:
+    """Whether consumers ask for none of the rows written, as they have said which ones are stable."""
     return all(
         row <= said for edge, rows in written.items() for row, said in zip(rows, stable[edge], strict=True)
     )

@@ -32,7 +32,7 @@ from minishuffle.worker.reports.filereports import FileReports
 from minishuffle.worker.reports.outbox import Outbox
 from minishuffle.worker.sources.leases import SourceLeases
 from minishuffle.worker.tasks.handoff import TaskPaths
-from minishuffle.worker.tasks.localsnapshots import LocalSnapshots
+from minishuffle.worker.tasks.localsnapshots import LocalSnapshots, covers
 from minishuffle.worker.tasks.snapshotstream import SnapshotWriter
 from minishuffle.worker.tasks.statehandover import pack_state
 
@@ -42,6 +42,9 @@ _NEW_HOLDER: Final = -1
 _log = logging.getLogger("minishuffle.worker")
 _SLICE_SECONDS: Final = 0.002
 """How long the next element waits while a part of a snapshot is sent, but for the last piece of that."""
+_STEPS: Final = 16
+"""Snapshots of a vertex are due this part of the interval behind those of the vertex before it in the job,
+whose rows it has read by then; and the subtasks of a worker do not take theirs at the same moment."""
 _DEFERRED_SECONDS: Final = 0.05
 """How soon a sink that defers a snapshot is asked again while no element comes."""
 
@@ -73,6 +76,7 @@ class SnapshotTaker:
         make_partition, make_store: those of the stream to the holder: see :class:`SnapshotWriter`.
         holder: the number of the first holder; 0: there is none so far.
         wall: the cluster's time.
+        place: of the task in its job: the number of its vertex, and which part of that is before its subtask.
         is_held: whether it has what the attempt begins with, or there has been no holder.
         is_restored: the task may begin with the state of a savepoint.
         clock: seconds, of any origin.
@@ -89,6 +93,7 @@ class SnapshotTaker:
         *,
         parts: SnapshotParts,
         wall: Callable[[], float],
+        place: float,
         settings: JobSettings,
         holder: int,
         is_held: bool,
@@ -99,7 +104,7 @@ class SnapshotTaker:
         self._paths, self._gates, self._partitions = paths, gates, partitions
         self._retained: dict[int, RetainedPartition] = {}
         self._parts, self._settings, self._wall, self._clock = parts, settings, wall, clock
-        self._cpu = cpu
+        self._cpu, self._place = cpu, place
         self._holder, self._is_held, self._is_restored = holder, is_held, is_restored
         self.writer = SnapshotWriter(make_partition, make_store, self._held, self._holder_changed, holder)
         self._said: deque[tuple[int, Sequence[int]]] = deque()
@@ -112,11 +117,13 @@ class SnapshotTaker:
         """The last durable snapshot, and the rows that it covers, by gate; the thread sets it."""
         self._left_out: Sequence[int] = ()
         self._is_resumed = False
-        self._is_read = self._is_wanted = False
-        """Consumers have said something, and somebody wants a snapshot: the loop sets these, and the thread
+        self._is_told = self._is_wanted = False
+        """Something was said to the thread, and somebody wants a snapshot: the loop sets them, and the thread
         clears them before it looks."""
         self._left_at = math.inf
         """When the thread has first seen that no holder reads the snapshots, since it last heard of one."""
+        self._awaited: Mapping[int, Sequence[int]] | None = None
+        """Consumers whose snapshots cover less say nothing to the thread; the thread sets it."""
         self._error: PartitionLost | None = None
         """Why what the task retains cannot be read; the loop sets it."""
         self._rest: Iterator[int] | None = None
@@ -124,6 +131,8 @@ class SnapshotTaker:
         self._is_local = True
         self._bytes, self._cost = 0, 0.0
         """Bytes sent of that snapshot, and seconds of a processor for it."""
+        self._due = -math.inf
+        """When the next one is, as of the last look."""
         self._last = _Seen()
         """The last one, for whoever reads the counters; the thread sets it."""
 
@@ -148,9 +157,11 @@ class SnapshotTaker:
         if any(gate.has_splits for gate in self._gates):
             self._paths.post(self._resume, begun.positions)
             self._paths.wait_until(lambda: self._is_resumed)
+        interval = self._settings.snapshot_interval
         self._machine = LocalSnapshots(
             begun,
-            interval=self._settings.snapshot_interval,
+            interval=interval,
+            phase=(self._clock() - self._wall() + self._place * interval / _STEPS) % interval,
             cost_max=self._settings.snapshot_cost_max,
             now=self._clock(),
             begun_at=self._clock() - (max(0.0, self._wall() - begun.at) if begun.at else 0.0),
@@ -171,7 +182,12 @@ class SnapshotTaker:
             WrongResult: what an operator holds cannot be written down.
             TaskCancelled: while calls of an operator end.
         """
-        if self._rest is None and self._has_heard():
+        if self._is_told or self._rest is not None or (seconds := self._due - self._clock()) <= 0.0:
+            seconds = self._look(chain, positions)
+        return seconds
+
+    def _look(self, chain: Chain, positions: Callable[[], Sequence[SplitPosition]]) -> float:
+        if self._rest is None and self._is_told:
             self._hear()
         if self._rest is None and self._machine.due() <= self._clock():
             self._take(chain, positions)
@@ -179,7 +195,8 @@ class SnapshotTaker:
             self._go_on(_SLICE_SECONDS)
             if self._rest is not None:
                 return 0.0
-        seconds = self._machine.due() - self._clock()
+        self._due = self._machine.due()
+        seconds = self._due - self._clock()
         return max(seconds, _DEFERRED_SECONDS) if self._is_deferred else seconds
 
     def leave_out(self, places: Sequence[int]) -> None:
@@ -209,11 +226,8 @@ class SnapshotTaker:
     @property
     def is_due(self) -> bool:
         """Whether :meth:`look` has something to do."""
-        is_due = not self._is_deferred and self._machine.due() <= self._clock()
-        return is_due or self._rest is not None or self._has_heard()
-
-    def _has_heard(self) -> bool:
-        return bool(self._said) or self._is_read or self._is_wanted or self._error is not None
+        is_due = not self._is_deferred and self._due <= self._clock()
+        return is_due or self._rest is not None or self._is_told
 
     def secure(self, chain: Chain, positions: Callable[[], Sequence[SplitPosition]]) -> None:
         """Take a snapshot, and wait until no next attempt begins before it: a sink is about to have listed
@@ -232,7 +246,7 @@ class SnapshotTaker:
                 self._end()
                 last = machine.numbers[-1]
             else:
-                self._paths.wait_until(lambda: self._has_heard() or self._is_left())
+                self._paths.wait_until(lambda: self._is_told or self._is_left())
 
     def _is_left(self) -> bool:
         """Whether the holder has gone, and for so long that the coordinator has no other to name."""
@@ -258,7 +272,7 @@ class SnapshotTaker:
         try:
             while not paths.cancelled:
                 paths.bell.clear()
-                if self._has_heard():
+                if self._is_told:
                     self._hear()
                 paths.bell.wait(math.inf)
         except Exception:  # it is released meanwhile, or has no copies to send: it stays unprotected
@@ -266,10 +280,11 @@ class SnapshotTaker:
                 _log.exception("a task that has finished cannot send its snapshots again")
 
     def _hear(self) -> None:
+        self._is_told = False  # before the look at what was said
         if self._error is not None:
             raise self._error
         self._end()
-        machine, self._is_read = self._machine, False
+        machine, advances = self._machine, False
         while self._said:
             number, kept = self._said.popleft()
             self._left_at = math.inf
@@ -280,7 +295,10 @@ class SnapshotTaker:
         if self._is_wanted:
             self._is_wanted = False
             machine.ask()
-        if machine.advance(self._stable()):
+        self._awaited = machine.awaited
+        while machine.advance(self._stable()):
+            advances, self._awaited = True, machine.awaited
+        if advances:
             self.writer.keep(machine.numbers)
         if (stable := machine.stable()) is not None:
             for gate in self._gates:
@@ -289,6 +307,7 @@ class SnapshotTaker:
             for part in (self._parts.files, self._parts.leases):
                 self._paths.post(part.safe, self._safe)
         self._last = replace(self._last, at=machine.covered_at)
+        self._due = machine.due()
 
     def _stable(self) -> dict[int, list[int]]:
         """By edge, what its consumers will not ask for any more. Those of kept rows are their readers."""
@@ -394,7 +413,7 @@ class SnapshotTaker:
     def _held(self, number: int, kept: Sequence[int]) -> None:
         """The holder has that snapshot, and keeps those: see :meth:`LocalSnapshots.hold`."""
         self._said.append((number, kept))
-        self._paths.bell.ring()
+        self._tell()
 
     def _holder_changed(self) -> None:
         """There is another holder, which has nothing."""
@@ -402,8 +421,8 @@ class SnapshotTaker:
 
     def consumed(self) -> None:
         """A consumer's snapshots cover more of what the task has written."""
-        self._is_read = True
-        self._paths.bell.ring()
+        if self._awaited is not None and covers(self._stable(), self._awaited):
+            self._tell()
 
     def cut_complete(self, number: int, kept: int, *, freed: bool) -> None:
         """A durable snapshot is complete, and the job goes back to none before number ``kept``. If the
@@ -416,11 +435,16 @@ class SnapshotTaker:
     def lose(self, error: PartitionLost) -> None:
         """Have the task fail, since what it retains cannot be read: its next attempt makes that again."""
         self._error = error
-        self._paths.bell.ring()
+        self._tell()
 
     def ask(self) -> None:
         """A snapshot would free what producers retain."""
         self._is_wanted = True
+        self._tell()
+
+    def _tell(self) -> None:
+        """Have the thread look at what was said."""
+        self._is_told = True
         self._paths.bell.ring()
 
 

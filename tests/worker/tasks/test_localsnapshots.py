@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from minishuffle.exchange.rownumbers import ChannelRows
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
-from minishuffle.worker.tasks.localsnapshots import KEPT_MAX, LocalSnapshots
+from minishuffle.worker.tasks.localsnapshots import KEPT_MAX, LocalSnapshots, covers
 from support.soak import examples
 
 EDGE = 4
@@ -26,7 +26,7 @@ def counted(taken: int = 0, written: int = 0, version: int = 1) -> TaskStateSnap
 
 def snapshots(**options: Any) -> LocalSnapshots:
     return LocalSnapshots(
-        counted(), **{"interval": 1.0, "cost_max": 0.1, "now": 0.0, "begun_at": 0.0} | options
+        counted(), **{"interval": 1.0, "phase": 0.0, "cost_max": 0.1, "now": 0.0, "begun_at": 0.0} | options
     )
 
 
@@ -39,25 +39,45 @@ def take(machine: LocalSnapshots, what: TaskStateSnapshot, begun: float, now: fl
 # --- when -------------------------------------------------------------------------------------------------
 
 
-def test_the_next_is_due_behind_the_interval_or_later_where_taking_one_is_long() -> None:
-    machine = snapshots()
-    assert machine.due() == 1.0
-    assert take(machine, counted(1), 1.0, 1.05) == 1
+@given(
+    interval=st.floats(0.001, 3600),
+    phase=st.floats(0, 1),
+    now=st.floats(0, 1e6),
+    cost=st.floats(0, 10),
+)
+def test_snapshots_of_all_tasks_are_due_at_the_same_times(
+    interval: float, phase: float, now: float, cost: float
+) -> None:
+    machine = snapshots(interval=interval, phase=phase * interval)
+    machine.take(counted(1), now, {EDGE: [-1]})
     assert machine.due() == math.inf, "the holder has yet to say that it has the last"
+    machine.note_cost(cost, now)
     machine.hold(1, [0, 1])
-    assert machine.due() == 2.05
+    due, tiny = machine.due(), 1e-9 * (1 + now)
+    earliest = now + max(interval / 2, cost / 0.1)
+    assert earliest - tiny <= due <= earliest + interval + tiny
+    intervals = (due - phase * interval) / interval
+    assert intervals == pytest.approx(round(intervals), abs=1e-6)
+
+
+def test_the_next_is_due_behind_the_interval_or_later_where_taking_one_is_long() -> None:
+    machine = snapshots(phase=0.1)
+    assert machine.due() == 1.1
+    assert take(machine, counted(1), 1.1, 1.15) == 1
+    machine.hold(1, [0, 1])
+    assert machine.due() == 2.1
     take(machine, counted(2), 3.0, 3.5)
     machine.hold(2, [0, 1, 2])
-    assert machine.due() == pytest.approx(3.5 + 5.0), "a tenth of the time"
+    assert machine.due() == 9.1, "a tenth of the time, and with the others"
 
 
 def test_at_the_beginning_of_the_job_one_is_taken_at_once() -> None:
-    options = {"interval": 1.0, "cost_max": 0.1, "now": 5.0, "begun_at": 5.0}
+    options = {"interval": 1.0, "phase": 0.0, "cost_max": 0.1, "now": 5.0, "begun_at": 5.0}
     machine = LocalSnapshots(TaskStateSnapshot(), **options)
     assert machine.due() < 5.0
     take(machine, counted(), 5.0, 5.01)
     machine.hold(1, [0, 1])
-    assert machine.due() == 6.01
+    assert machine.due() == 6.0
     assert machine.advance({EDGE: [0]}), "nothing was written, and any consumer is served"
 
 
@@ -88,7 +108,7 @@ def test_one_that_is_asked_for_takes_half_of_the_time_at_most() -> None:
     assert machine.due() == 1.5
     take(machine, counted(2), 1.5, 1.75)
     machine.hold(2, [0, 1, 2])
-    assert machine.due() == 1.75 + 2.5
+    assert machine.due() == 5.0
 
 
 def test_a_task_that_has_done_nothing_takes_none() -> None:
@@ -198,7 +218,7 @@ class Subtask:
         (self.taken,), (self.written,) = begun.taken[EDGE], begun.written[EDGE]
         self.version, self.first, self.stable = version, self.written, self.written
         self.holder = holder
-        self.machine = LocalSnapshots(begun, interval=1.0, cost_max=0.1, now=0.0, begun_at=0.0)
+        self.machine = LocalSnapshots(begun, interval=1.0, phase=0.0, cost_max=0.1, now=0.0, begun_at=0.0)
         self.copies = {0: begun}
         self.told: deque[ChannelRows] = deque()
         """Under way to its producer."""
@@ -210,8 +230,11 @@ class Subtask:
         return self.written if last else self.stable
 
     def advance(self, *, last: bool) -> None:
-        machine = self.machine
-        if machine.advance({EDGE: [self.consumed(last=last)]}):
+        machine, stable = self.machine, {EDGE: [self.consumed(last=last)]}
+        is_awaited = machine.awaited is not None and covers(stable, machine.awaited)
+        advances = machine.advance(stable)
+        assert advances == is_awaited, "consumers wake the task if, and only if, that changes something"
+        if advances:
             self.holder.heard.append((0, None, machine.numbers))
         if (rows := machine.stable()) is not None:
             self.told += rows[EDGE]
