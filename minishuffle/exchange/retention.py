@@ -291,9 +291,9 @@ class RetainedStore:
         joined = b"".join(parts)
         if 2 * size < page_bytes:
             return (joined,), size
-        page = self._budget.take_page()
-        page[:size] = joined
-        return (memoryview(page)[:size],), page_bytes
+        view = memoryview(self._budget.take_page())[:size]
+        view[:] = joined  # a bytearray would copy it twice
+        return (view,), page_bytes
 
     def make_room(self) -> bool:
         """Move to disk what is to go there; gives whether there is room within the bound."""
