@@ -89,9 +89,10 @@ def _element(batch: pa.RecordBatch) -> list[Part]:
 
 def unpack_state(payloads: Iterator[memoryview]) -> TaskStateSnapshot:
     """The snapshot whose elements have these payloads."""
-    counted = next(payloads, None)
-    if counted is None:
+    facts = next(payloads, None)
+    if facts is None:
         return TaskStateSnapshot()
+    counted = _unpack_counted(facts)
     parts: dict[str, list[StatePart]] = {}
     for payload in payloads:
         with pa.ipc.open_stream(payload) as stream:
@@ -99,7 +100,7 @@ def unpack_state(payloads: Iterator[memoryview]) -> TaskStateSnapshot:
         metadata = dict(batch.schema.metadata)
         operator, name = (metadata.pop(key).decode() for key in (_OPERATOR, _PART))
         parts.setdefault(operator, []).append(StatePart(name, batch.replace_schema_metadata(metadata)))
-    return replace(_unpack_counted(counted), parts=parts)
+    return replace(counted, parts=parts)
 
 
 def _pack_counted(snapshot: TaskStateSnapshot) -> bytes:
