@@ -12,11 +12,11 @@ are not Python threads and are not seen.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import inspect
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -93,8 +93,11 @@ def import_share(session: pytest.Session) -> None:
     folders = [session.config.rootpath / argument for argument in session.config.args]
     files = [file for folder in folders for file in sorted(folder.rglob("test_*.py"))]
     for file in files[int(of["workerid"].removeprefix("gw")) :: of["workercount"]]:
-        with contextlib.suppress(pytest.Collector.CollectError):  # Told when that file is collected.
+        try:
             assert pytest.Module.from_parent(session, path=file).obj
+        except Exception:  # Told when that file is collected, as if for the first time.
+            name = ".".join(file.relative_to(session.config.rootpath).with_suffix("").parts)
+            sys.modules.pop(name, None)
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,20 @@ def test_each_kind_of_leak_fails_its_test_alone(repository: Path, tmp_path: Path
     assert len(set(re.findall(r"process (\d+) \(", ran.stdout))) == 2
 
 
+@pytest.mark.slow
+def test_a_file_that_cannot_be_imported_is_an_error(repository: Path, tmp_path: Path) -> None:
+    """Though the process has begun to import it before it collects: what was defined by then is no file."""
+    (tmp_path / "conftest.py").write_text((repository / "tests" / "conftest.py").read_text())
+    (tmp_path / "test_broken.py").write_text("def test_before(): ...\n\nimport absent_module\n")
+    (tmp_path / "test_raises.py").write_text("def test_before(): ...\n\n1 / 0\n")
+    config = ["-c", str(repository / "pyproject.toml"), "--rootdir", str(tmp_path), "-n", "1"]
+    command = [sys.executable, "-m", "pytest", *config, "-p", "no:cacheprovider", str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "No module named 'absent_module'" in ran.stdout, ran.stdout + ran.stderr
+    assert "ZeroDivisionError" in ran.stdout
+    assert ran.returncode == 1 and "2 errors" in ran.stdout and "passed" not in ran.stdout
+
+
 def test_both_event_loops_run_coroutines(any_loop: asyncio.Runner, request: pytest.FixtureRequest) -> None:
     async def kind() -> str:
         return type(asyncio.get_running_loop()).__module__
