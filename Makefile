@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # In the foreground, so that Ctrl-C reaches what runs and not only make.
 WITHIN := timeout --foreground --kill-after=30
 
-# Three processes, each with whole files: a quarter of the time goes into waiting for clusters and sessions.
+# Four processes, each with whole files: with three, a fifth of the time went into waiting for clusters and sessions.
 # Not files with many tests first, as by default, but slow ones (tests/support/sidebyside.py). The run ends when one
 # of the processes dies: pytest-xdist would wait for ever for what that one had left to do.
 SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
