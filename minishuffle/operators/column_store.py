@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.limits import BATCH_ROWS_MAX
-from minishuffle.operators.aggregate_states import Outputs, grown, merge_states, states_of
+from minishuffle.operators.aggregate_states import Outputs, merge_states, states_of
 from minishuffle.operators.key_index import KeyIndex
 from minishuffle.operators.state_parts import ORDER, StatePart, by_columns, cut, key_columns_of
 
@@ -60,8 +60,6 @@ class ColumnStore:
         """How many these are."""
         self._frozen: _FrozenSlots | None = None
         """What is being written while the state goes on."""
-        self._marks = np.zeros(0, np.int64)
-        """By slot the last mark before it was last touched."""
 
     def __len__(self) -> int:
         return self._size - self._spare
@@ -121,7 +119,6 @@ class ColumnStore:
         self._index, self._size, self._spare, self._gone = index, len(index), 0, set()
         for _, _, aggregate in self._outputs:
             aggregate.keep(live)
-        self._marks = self._marks[live[live < len(self._marks)]]
         for namespace, groups in self._slots.items():
             self._slots[namespace] = [np.searchsorted(live, group) for group in groups]
 
@@ -188,17 +185,6 @@ class ColumnStore:
     def _keys_at(self, slots: Vector) -> tuple[Vector | None, list[pa.Array]]:
         keys = self._index.keys(slots)
         return (None, keys) if self._is_plain else (keys[0].to_numpy(), keys[1:])
-
-    # --- what has changed ------------------------------------------------------------------------------
-
-    def touch(self, slots: Vector, mark: int) -> None:
-        self._marks = grown(self._marks, self._size, -1)
-        self._marks[slots] = mark
-
-    def touched_since(self, mark: int) -> Iterator[Columns]:
-        """What :meth:`columns` gives of the slots that were touched at that mark or later."""
-        live = self._all_slots()
-        return self.at(live[grown(self._marks, self._size, -1)[live] >= mark])
 
     # --- parts -----------------------------------------------------------------------------------------
 

@@ -54,11 +54,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, groupby, islice, repeat
 from operator import itemgetter
 from types import NoneType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -66,7 +65,6 @@ import pyarrow as pa
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.aggregate_states import Outputs
-from minishuffle.operators.change_log import ChangeLog, Namespace
 from minishuffle.operators.column_store import Columns, ColumnStore, Vector
 from minishuffle.operators.key_timers import KeyTimers
 from minishuffle.operators.row_store import ABSENT, FrozenRows, RowStore
@@ -81,25 +79,16 @@ from minishuffle.operators.state_parts import (
     keys_of,
 )
 
-__all__ = ["Changes", "KeyedState"]
+__all__ = ["KeyedState"]
+
+Namespace: TypeAlias = "int | None"
+"""The start of a window, in microseconds; None for values that are in none."""
 
 SLICE_ROWS: Final = 2_048
 """Keys of Python that are written between two batches, at least: in 0.5 ms if values are numbers, in 2 if
 they are dicts."""
 _PLAIN: Final = frozenset({int, str, bytes, bool, NoneType})
 """Keys of these types are canonical to a dict as they are; their types are cheaper to ask for than forms."""
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What has changed since a mark: first whole namespaces have gone, then keys were touched. One of these
-    that has no value has gone too."""
-
-    gone: list[Namespace]
-    keys: list[tuple[Namespace, Any]]
-    """Canonical keys of rows."""
-    columns: list[Columns]
-    """Keys that are columns, and their aggregates."""
 
 
 class KeyedState:
@@ -142,8 +131,6 @@ class KeyedState:
         """Namespaces that may have other keys than were counted."""
         self._touched: dict[Any, float] | None = {} if ages else None
         """When each canonical key was touched, those that were not for longest first."""
-        self._log: ChangeLog | None = None
-        """None: nobody has asked for a mark."""
         self._frozen: dict[Namespace, FrozenRows] = {}
         """By namespace, what is being written while the state goes on."""
 
@@ -179,8 +166,7 @@ class KeyedState:
         """The values of a batch's keys, at least one: ``held``, ``places`` and the canonical ``forms``.
 
         ``held[place]`` is the value of the key at the same position of ``keys``, ``ABSENT`` if it has none,
-        and is to be set to the new one, record after record; then :meth:`put` is called. All of the keys
-        count as touched.
+        and is to be set to the new one, record after record; then :meth:`put` is called.
 
         Raises:
             UsageError: see ``exchange.keys.canonical``.
@@ -189,8 +175,6 @@ class KeyedState:
         store = self._store(namespace)
         if forms is not keys:
             store.remember(keys, forms)
-        if self._log is not None:
-            self._log.touch(namespace, forms)
         held, places = store.take(forms)
         self._keep(namespace, forms, held, places)
         self._last = () if places is keys else ((store, None),)
@@ -206,7 +190,7 @@ class KeyedState:
             return repeat(held), places, forms
         forms = canonical_rows(keys)
         stores = {namespace: self._store(namespace) for namespace in dict.fromkeys(namespaces)}
-        if forms is keys and self._log is None and not self._frozen:
+        if forms is keys and not self._frozen:
             tables = {namespace: store.table for namespace, store in stores.items()}
             if None not in tables.values():
                 self._last = ()
@@ -225,8 +209,6 @@ class KeyedState:
             store, own = stores[namespace], [forms[row] for row in mine]
             if forms is not keys:
                 store.remember([keys[row] for row in mine], own)
-            if self._log is not None:
-                self._log.touch(namespace, own)
             held, found = store.take(own)
             self._keep(namespace, own, held, found)
             for row, place in zip(mine, found, strict=True):
@@ -287,24 +269,20 @@ class KeyedState:
 
     def held(self, keys: list[Any]) -> tuple[Any, list[Any]]:
         """The values of all keys without a namespace, by canonical key, ``ABSENT`` for one that has none, and
-        the canonical forms of ``keys``, which count as touched. For a state that does not pack, whose values
-        are changed in place and begin with :meth:`begin`.
+        the canonical forms of ``keys``. For a state that does not pack, whose values are changed in place and
+        begin with :meth:`begin`.
 
         Raises:
             UsageError: see ``exchange.keys.canonical``.
         """
         forms = keys if _PLAIN.issuperset(map(type, keys)) else canonical_rows(keys)
-        if self._log is not None:
-            self._log.touch(None, forms)
         table = self._store(None).table
         self._keep(None, forms, table, forms)
         return table, forms
 
     def begin(self, key: Any, form: Any, value: Any) -> None:
         """Give a canonical key without a namespace its first value, or again a first one; it is shown as
-        ``key``, and counts as touched."""
-        if self._log is not None:
-            self._log.touch(None, [form])
+        ``key``."""
         store = self._store(None)
         self._leave(None, form, store.table[form])
         store.begin(key, form, value)
@@ -320,8 +298,6 @@ class KeyedState:
             return iter(())
         self._moved.discard(namespace)
         self._total -= self._counted.pop(namespace, 0)
-        if self._log is not None:
-            self._log.leave(namespace)
         if (frozen := self._frozen.pop(namespace, None)) is not None:
             frozen.keep_all()
         return store.items()
@@ -332,21 +308,16 @@ class KeyedState:
             self._leave(namespace, form, self._store(namespace).discard(form))
         if self._touched is not None:
             self._touched.pop(form, None)
-        if self._log is not None:
-            self._log.touch(namespace, [form])
 
     # --- a batch of columns ----------------------------------------------------------------------------
 
     def take_columns(self, keys: Sequence[pa.Array], namespaces: Vector | None = None) -> Vector:
         """The slot of each record's key (and namespace), by which the aggregates are brought forward; they
-        have room for it. All of these keys count as touched.
+        have room for it.
 
         Raises: as ``KeyIndex.lookup``.
         """
-        slots = self._columns.take(keys, namespaces)
-        if self._log is not None:
-            self._columns.touch(slots, self._log.latest)
-        return slots
+        return self._columns.take(keys, namespaces)
 
     def columns(self) -> Iterator[Columns]:
         """Namespaces (None: there are none), keys and aggregates, as many at a time as make a batch, in the
@@ -365,12 +336,9 @@ class KeyedState:
     def pop_columns(self, namespaces: Sequence[int]) -> Iterator[Columns]:
         """Let go of these namespaces, and give what :meth:`columns` gives of them, before the next batch is
         taken. A namespace that comes again is a new one."""
-        if self._log is not None:
-            for namespace in namespaces:
-                self._log.leave(namespace)
         return self._columns.pop(namespaces)
 
-    # --- ages, and changes -----------------------------------------------------------------------------
+    # --- ages ------------------------------------------------------------------------------------------
 
     def touch(self, form: Any, now: float) -> None:
         """A canonical key without a namespace is in use at ``now``, which is not before any given earlier."""
@@ -387,20 +355,6 @@ class KeyedState:
         """Canonical keys that were not touched for longest, and when they were; at most so many."""
         assert self._touched is not None
         return list(islice(self._touched.items(), most))
-
-    def mark(self) -> int:
-        """A mark for :meth:`changed_since`, after all that were given before. From the first one on it is
-        written down which keys are touched."""
-        if self._log is None:
-            self._log = ChangeLog()
-        return self._log.mark()
-
-    def changed_since(self, mark: int) -> Changes:
-        """What may have changed since :meth:`mark` gave this one; what is before it is forgotten."""
-        assert self._log is not None
-        self._log.forget_before(mark)
-        gone, keys = self._log.gone_since(mark), self._log.touched_since(mark)
-        return Changes(gone, keys, list(self._columns.touched_since(mark)))
 
     # --- parts -----------------------------------------------------------------------------------------
 

@@ -74,15 +74,3 @@ def test_slots_that_are_numbered_anew_meanwhile_are_not_read() -> None:
     sums.add(["a"], [2], [0])
     with pytest.raises(RuntimeError, match="has changed while it was read"):
         list(popped)
-
-
-def test_slots_are_touched_since_a_mark_also_when_they_were_numbered_anew() -> None:
-    sums = Sums()
-    sums.add(["a", "b"], [1, 2], [0, 10])
-    slots = sums.store.take([pa.array(["c", "b"])], np.array([10, 20]))
-    sums.store.touch(slots, 1)
-    assert listed(sums.store.touched_since(1)) == [(10, "c", 0), (20, "b", 0)]
-    sums.store.pop([0])
-    sums.add(["z"], [1], [0])
-    assert listed(sums.store.touched_since(1)) == [(10, "c", 0), (20, "b", 0)]
-    assert listed(sums.store.touched_since(2)) == []

@@ -357,18 +357,6 @@ def test_a_key_is_shown_as_the_first_record_since_its_state_was_gone_brought_it(
     assert run.out[12:] == ["1", "1"], "the state was gone by its age"
 
 
-def test_what_a_function_may_have_changed_counts_as_touched() -> None:
-    run = Run(ProcessRows(timer_in(5), fired, TIME))
-    run.take(("a", 1), ("b", 2), ("c", 9))
-    state = run.operator._state
-    mark = state.mark()
-    run.take(("d", 3))
-    run.watermark(7)
-    assert state.changed_since(mark).keys == [(None, "d"), (None, "a"), (None, "b")]
-    mark = state.mark()
-    assert state.changed_since(mark).keys == []
-
-
 def test_state_timers_and_ages_go_on_where_they_are_read() -> None:
     def on_record(row: Any, context: ProcessContext) -> list[Any]:
         context.set_timer(row["t"] + 5)

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minishuffle.exchange.keys import canonical, destination, stable_hash
-from minishuffle.operators import change_log, column_store, keyed_state, row_store
+from minishuffle.operators import column_store, keyed_state, row_store
 from minishuffle.operators.aggregates import outputs_of
-from minishuffle.operators.change_log import Namespace
 from minishuffle.operators.key_timers import KeyTimers
 from minishuffle.operators.keyed_state import KeyedState
 from minishuffle.operators.row_store import ABSENT
@@ -74,23 +73,18 @@ def summed(found: Any) -> list[Any]:
 
 
 class Machine(RuleBasedStateMachine):
-    """What rows and columns have in common: they are written, at once or while they go on, and it is known
-    what has changed."""
+    """What rows and columns have in common: they are written, at once or while they go on."""
 
     state: KeyedState
     outputs: Any = None
-    mark: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(change_log, "_RECENT_ROWS_MIN", 4)
         self.patch.setattr(column_store, "_SPARE_SLOTS", 2)
         self.patch.setattr(column_store, "SLICE_SLOTS", 2)
         self.patch.setattr(keyed_state, "SLICE_ROWS", 2)
         self.parts: Iterator[StatePart] | None = None
-        self.copy: dict[Any, Any] = {}
-        """What one has who only hears of the changes."""
 
     def teardown(self) -> None:
         self.patch.undo()
@@ -101,23 +95,6 @@ class Machine(RuleBasedStateMachine):
     def current(self, state: KeyedState) -> dict[Any, Any]:
         """By namespace and canonical key, the key as it is shown and its value, in order."""
         raise NotImplementedError
-
-    @rule()
-    def snapshot(self) -> None:
-        if self.mark is None:
-            self.copy = self.current(self.state)
-            self.mark = self.state.mark()
-            return
-        self.mark, changes = self.state.mark(), self.state.changed_since(self.mark)
-        self.copy = {each: value for each, value in self.copy.items() if each[0] not in changes.gone}
-        there = self.current(self.state)
-        changed = [(namespace, as_form(key)) for namespace, key in changes.keys]
-        changed += [each[:2] for each in summed(changes.columns)]
-        for each in changed:
-            self.copy.pop(each, None)
-            if each in there:
-                self.copy[each] = there[each]
-        assert self.copy == there
 
     @rule()
     def freeze(self) -> None:
@@ -157,7 +134,7 @@ class Machine(RuleBasedStateMachine):
         whole = self.current(self.state)
         assert sum(map(len, shares)) == len(whole)
         assert {each: value for share in shares for each, value in share.items()} == whole
-        self.state, self.mark, self.parts = self.made(), None, None
+        self.state, self.parts = self.made(), None
         self.state.read(divided(parts, 0, 1), stood)
         assert list(self.current(self.state).items()) == list(whole.items())
 
@@ -179,7 +156,7 @@ class Rows(Machine):
         self.patch.setattr(row_store, "PACKED_KEYS_MIN", keys_min)
         self.patch.setattr(row_store, "PACKED_ROWS_MIN", rows_min)
         self.keys, self.values, self.processes, self.drops = keys, values, processes, drops and not processes
-        self.expected: dict[Namespace, dict[Any, list[Any]]] = {}
+        self.expected: dict[int | None, dict[Any, list[Any]]] = {}
         self.ages: dict[Any, float] = {}
         self.timers: list[tuple[Any, int]] = []
         self.now = 0.0
@@ -492,10 +469,3 @@ def test_keys_of_which_no_age_was_written_count_as_touched_now() -> None:
     found.read(with_values([True, 2], [1, 2]).write(), now=7.0)
     assert found.oldest(9) == [(True, 7.0), (2, 7.0)]
     assert found.key(1) is True
-
-
-def test_nothing_is_written_down_before_the_first_mark() -> None:
-    state = with_values(["a"], [1])
-    assert state._log is None
-    mark = state.mark()
-    assert (state.changed_since(mark).keys, state.changed_since(mark).gone) == ([], [])

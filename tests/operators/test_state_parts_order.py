@@ -19,7 +19,6 @@ import pytest
 
 from minishuffle.operators import (
     asof_join,
-    change_log,
     column_store,
     first_last,
     held_records,
@@ -49,7 +48,6 @@ LAYOUT = (
     (first_last, "BATCH_ROWS_MAX", 64),
     (first_last, "_CHUNKS_MAX", 8),
     (waiting_batches, "_RUN_ROWS_MIN", 16),
-    (change_log, "_RECENT_ROWS_MIN", 16),
     (state_parts, "BATCH_ROWS_MAX", 50),
     (statefile, "SEGMENT_ROWS", 20),
     (column_store, "BATCH_ROWS_MAX", 50),
