@@ -214,6 +214,8 @@ def show_job(job: JobInfo) -> None:
     out = console()
     end = job.ended_at or job.at
     mode = ", TCP flow control" if job.flow_control == "tcp" else ""
+    if job.guarantee == "at_least_once":
+        mode += ", at least once"
     out.print(f"job {job.job} ({job.name}): {job.state}, {seconds_text(end - job.submitted_at)}{mode}")
     _show_what_stands(job)
     out.print(_task_table(job))

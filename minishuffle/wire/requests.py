@@ -484,6 +484,7 @@ class JobInfo(ControlMessage):
     """How often the whole job went back to a snapshot, since a task could not be recovered alone."""
     links_broken: list[BrokenLink] = Field(default_factory=list)
     flow_control: Literal["credit", "tcp"] = "credit"
+    guarantee: Literal["loss", "at_least_once"] = "loss"
 
 
 class JobList(ControlMessage):

@@ -262,15 +262,16 @@ def test_a_job_shows_who_holds_snapshots_and_how_many_tasks_are_unprotected(
     tables.show_job(JOB)
     shown = capsys.readouterr().out
     assert "held by" not in shown and "unprotected" not in shown
-    assert "snapshots of" not in shown
+    assert "snapshots of" not in shown and "at least once" not in shown
     seen = {"age": 0.5, "bytes": 2048.0, "seconds": 0.0012, "taken": 1_500.0}
     counters = replace(TASK.counters, snapshot=seen)
     tasks = [
         TASK.model_copy(update={"holder": 7, "counters": counters, "state": "running"}),
         TASK.model_copy(update={"counters": replace(TASK.counters, snapshot=seen | {"taken": 1.0})}),
     ]
-    tables.show_job(JOB.model_copy(update={"tasks": tasks, "unprotected": 1}))
+    tables.show_job(JOB.model_copy(update={"tasks": tasks, "unprotected": 1, "guarantee": "at_least_once"}))
     shown = capsys.readouterr().out
+    assert shown.splitlines()[0].endswith(": failed, 2.5 s, at least once")
     rows = [line.split() for line in shown.splitlines() if line.startswith("count[0]")]
     assert [" ".join(row) for row in rows[2:]] == [
         "count[0] 7 0.5 s 2.0 KiB 1.2 ms 1,500",

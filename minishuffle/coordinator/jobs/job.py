@@ -430,6 +430,7 @@ class Job:
             fallbacks=self.fallback.count,
             links_broken=self.links.infos(),
             flow_control=self.graph.settings.flow_control,
+            guarantee=self.graph.settings.guarantee,
         )
 
     def _slot_waits(self) -> list[SlotWait]:

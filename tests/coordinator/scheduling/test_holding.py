@@ -76,6 +76,7 @@ def test_each_task_has_a_holder_on_another_worker_from_its_beginning(
     assert [(each.task_attempt, each.task_worker) for each in message.holders] == [(1, 2), (1, 2)]
     info = cluster.show("j1")
     assert [task.holder for task in info.tasks] == [2, 1, 2, 1] and info.unprotected == 0
+    assert info.guarantee == "at_least_once"
     events = cluster.request(GetEvents(job="j1")).events
     assert [each.text for each in events if each.kind == "holder named"] == [
         "worker 1 holds the snapshots of read[1], count[1]",
