@@ -194,6 +194,7 @@ class Site:
         for task in tasks:
             task.paths.cancel()
         await self.until(lambda: not any(task.thread and task.thread.is_alive() for task in tasks))
+        await asyncio.sleep(0)  # the loop takes what threads gave back last
         self.deployment.release(list(self.deployment.attempts))
         assert self.deployment.attempts == {}
         self.deployment.services.disk.close()

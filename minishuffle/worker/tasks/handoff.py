@@ -339,3 +339,5 @@ class TaskPaths:
         """The attempt has ended or was abandoned: it can publish nothing from now on."""
         self.cancel()
         self._closed = True
+        if self._returning:  # perhaps without a wake, and nothing of the task has the loop look any more
+            self._inbox.wake()

@@ -287,6 +287,18 @@ def test_the_loop_is_not_woken_for_a_buffer_that_nobody_waits_for(
     assert (turns.wakes, said[-1], paths.returned) == (2, "e", 0)
 
 
+def test_what_was_given_back_without_a_wake_is_taken_when_the_attempt_ends(
+    turns: Turns, paths_of: PathsOf
+) -> None:
+    said: list[str] = []
+    paths = paths_of()
+    given_back(paths, SparedBuffer("a", said, []))
+    assert turns.wakes == 0
+    paths.close()
+    turns.turn()
+    assert said == ["a"]
+
+
 def test_a_buffer_whose_return_raises_holds_up_no_other(turns: Turns, paths_of: PathsOf) -> None:
     said: list[str] = []
     paths = paths_of()
