@@ -73,7 +73,7 @@ class GeneratorSource:
     @property
     def split_layout(self) -> str:
         """Which numbers are in which split, as text: positions of one that deals otherwise are of others."""
-        return f"{self._splits} with blocks of {self._block:,} records"
+        return f"{self._splits} with blocks of {self._block:,} records, by its rate and records"
 
     def splits(self) -> range:
         return range(self._splits)

@@ -16,7 +16,7 @@ import pytest
 from minishuffle import limits
 from minishuffle.api.stream import Stream
 from minishuffle.cli.demo import Samples, scrape, total
-from minishuffle.config import ClusterSettings, create_secret
+from minishuffle.config import HASH_SEED, ClusterSettings, create_secret, hash_seed
 from minishuffle.coordinator.scheduling.placement import deployments
 from minishuffle.exchange.elements import unpack_rows
 from minishuffle.ids import Address
@@ -208,7 +208,9 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
                     str(worker),
                 ]
                 flags = settings_flags(SETTINGS)
-                site.children.append(spawn(f"worker-{worker}", [*arguments, *flags], tmp_path))
+                hashes = {HASH_SEED: hash_seed(secret)}
+                child = spawn(f"worker-{worker}", [*arguments, *flags], tmp_path, environment=hashes)
+                site.children.append(child)
             deadline = asyncio.get_running_loop().time() + SECONDS_MAX
             for child in site.children:
                 await asyncio.to_thread(wait_until_ready, child, deadline)

@@ -252,11 +252,7 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
     submitted = shell.json("submit", "keyby", "--name", "endless", "--set", "rate=1000")
     check_that_a_pair_has_one_connection(shell)
     check_that_signals_cancel(shell)
-    saved = shell.json("jobs", "savepoint", submitted["job"])
-    assert saved["bytes"] and Path(saved["path"]).parent == shell.state / "snapshots"
-    restored = shell.json("submit", "keyby", "--name", "restored", "--from", saved["path"])
-    assert "restored: from savepoint" in shell.run("jobs", "events", restored["job"])[0]
-    assert shell.json("jobs", "cancel", restored["job"])["state"] == "canceled"
+    check_that_a_savepoint_is_restored(shell, submitted["job"])
     cancelled = shell.json("jobs", "cancel", submitted["job"])
     assert cancelled["state"] == "canceled"
     states = {job["name"]: job["state"] for job in shell.look("jobs", "list")["jobs"]}
@@ -284,6 +280,18 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
     shell.run("cluster", "down")
     assert not any(map(_runs, processes))
     assert not (shell.state / "cluster.json").exists()
+
+
+def check_that_a_savepoint_is_restored(shell: Shell, job: str) -> None:
+    """Of a job whose source has 1,000 records/s; not at another rate."""
+    saved = shell.json("jobs", "savepoint", job)
+    assert saved["bytes"] and Path(saved["path"]).parent == shell.state / "snapshots"
+    again = ["submit", "keyby", "--name", "restored", "--from", saved["path"]]
+    _, refused = shell.run(*again, code=2)
+    assert "by its rate and records" in refused
+    restored = shell.json(*again, "--set", "rate=1000")
+    assert "restored: from savepoint" in shell.run("jobs", "events", restored["job"])[0]
+    assert shell.json("jobs", "cancel", restored["job"])["state"] == "canceled"
 
 
 def check_that_the_page_and_the_token_are_those_that_are_printed(

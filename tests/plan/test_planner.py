@@ -339,7 +339,7 @@ def test_state_of_generated_records_is_of_their_rate() -> None:
     """Numbers are dealt to splits in blocks that are shorter at a lower rate."""
     found = {rate: reads(Table.generate(rate=rate, records=10**6)) for rate in (500, 1_000_000)}
     assert found == {
-        500: {"splits": "64 with blocks of 1 records"},
-        1_000_000: {"splits": "64 with blocks of 3,125 records"},
+        500: {"splits": "64 with blocks of 1 records, by its rate and records"},
+        1_000_000: {"splits": "64 with blocks of 3,125 records, by its rate and records"},
     }
     assert reads(sales()) == {}
