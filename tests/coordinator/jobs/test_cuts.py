@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -85,14 +86,32 @@ class Cuts:
         return [event.kind for event in self.cluster.request(GetEvents(job=self.job)).events]
 
 
+CutsOf = Callable[..., Cuts]
+
+
 @pytest.fixture
-def cuts(
+def cuts_of(
     make_cluster: Callable[..., FakeCluster],
     make_graph: Callable[..., JobGraph],
     monkeypatch: pytest.MonkeyPatch,
-) -> Cuts:
-    graph = make_graph(restart_strategy="individual", guarantee="at_least_once", durable_interval=40)
-    return Cuts(make_cluster(snapshot_dir="/s"), graph, monkeypatch)
+) -> CutsOf:
+    """Of a job of two vertices, with these fields of the one and of the other changed."""
+
+    def make(*changes: dict[str, Any]) -> Cuts:
+        graph = make_graph(restart_strategy="individual", guarantee="at_least_once", durable_interval=40)
+        vertices = [
+            vertex.model_copy(update=fields)
+            for vertex, fields in zip_longest(graph.vertices, changes, fillvalue={})
+        ]
+        graph = graph.model_copy(update={"vertices": vertices})
+        return Cuts(make_cluster(snapshot_dir="/s"), graph, monkeypatch)
+
+    return make
+
+
+@pytest.fixture
+def cuts(cuts_of: CutsOf) -> Cuts:
+    return cuts_of()
 
 
 def test_a_folder_that_is_made_too_late_is_removed(cuts: Cuts) -> None:
@@ -321,17 +340,11 @@ def test_a_storage_that_does_not_answer_for_long_is_done_without(cuts: Cuts) -> 
     assert len([task for worker in (one, two) for task in deployed(worker) if task.attempt == 2]) == 4
 
 
-def test_one_in_which_a_task_finds_its_state_broken_is_passed_over(
-    make_cluster: Callable[..., FakeCluster],
-    make_graph: Callable[..., JobGraph],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_in_which_a_task_finds_its_state_broken_is_passed_over(cuts_of: CutsOf) -> None:
     """Its manifest is whole, and so are the lengths of all files."""
-    graph = make_graph(restart_strategy="individual", guarantee="at_least_once", durable_interval=40)
-    read, count = graph.vertices
-    counting = count.model_copy(update={"states": [StatefulOperator(id="count", name="count", kind="count")]})
-    graph = graph.model_copy(update={"vertices": [read, counting]})
-    cuts = Cuts(cluster := make_cluster(snapshot_dir="/s"), graph, monkeypatch)
+    counting = [StatefulOperator(id="count", name="count", kind="count")]
+    cuts = cuts_of({}, {"states": counting})
+    cluster = cuts.cluster
     for _ in range(2):
         cuts.begin()
         for index, worker in enumerate(cuts.workers):
@@ -363,17 +376,9 @@ def test_one_in_which_a_task_finds_its_state_broken_is_passed_over(
     assert cluster.show(cuts.job).fallbacks == 2
 
 
-def test_a_job_whose_sources_acknowledge_does_not_begin_at_its_beginning(
-    make_cluster: Callable[..., FakeCluster],
-    make_graph: Callable[..., JobGraph],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_job_whose_sources_acknowledge_does_not_begin_at_its_beginning(cuts_of: CutsOf) -> None:
     """What precedes its durable snapshots was acknowledged, and does not come again."""
-    graph = make_graph(restart_strategy="individual", guarantee="at_least_once", durable_interval=40)
-    read, count = graph.vertices
-    acknowledging = read.model_copy(update={"acknowledges": True, "bounded": False, "replayable": False})
-    graph = graph.model_copy(update={"vertices": [acknowledging, count]})
-    cuts = Cuts(make_cluster(snapshot_dir="/s"), graph, monkeypatch)
+    cuts = cuts_of({"acknowledges": True, "bounded": False, "replayable": False})
     cuts.take()
     for worker in cuts.workers:
         cuts.cluster.lose(worker)
