@@ -657,24 +657,26 @@ class Task:
         self.paths.calls.enter()
         self.outbox.drain()
         made = partial(self.paths.post, self.made, self.attempt_id, savepoint)
-        taken: TaskStateSnapshot | str = ""
+        problem = ""
         if self._reader is None and not self.gates:
-            taken = "it has restarted while the job was paused, and opens its source once that is resumed"
+            problem = "it has restarted while the job was paused, and opens its source once that is resumed"
         if unread:
-            taken = "rows of an input are not read yet, since it reads another input to its end first"
-        goes_on = savepoint.goes_on and self.snapshots is not None
+            problem = "rows of an input are not read yet, since it reads another input to its end first"
+        snapshots = self.snapshots if savepoint.goes_on else None
+        taken: TaskStateSnapshot | str
         try:
-            if not taken and goes_on:
-                assert self.snapshots is not None
+            if problem:
+                taken = problem
+            elif snapshots is not None:
                 freeze = partial(chain.snapshot, self._positions(), of_all=True, frozen=True)
-                taken = self.snapshots.cut(savepoint.savepoint, freeze, made)
-            elif not taken:
+                taken = snapshots.cut(savepoint.savepoint, freeze, made)
+            else:
                 taken = chain.snapshot(self._positions(), of_all=True)
         except UnserializableRecord as error:
             taken = f"its state cannot be written: {error}"
         self.paths.calls.leave()
         self.paths.post(self.saved, self.attempt_id, savepoint, taken)
-        if not (goes_on or isinstance(taken, str)):
+        if snapshots is None and not isinstance(taken, str):
             made(taken)
 
     def _divide(self) -> None:
