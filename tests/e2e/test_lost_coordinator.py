@@ -98,7 +98,9 @@ def test_tasks_run_on_without_a_coordinator_and_the_next_one_recovers_what_died_
         seen = written(pids[survivor])
         wait_until(lambda: written(pids[survivor]) > seen + ENDLESS_RATE // 4, "the other to go on")
         with started_again(cluster, cluster._running().address.port) as client:
-            assert attempts(client.job(job)) == attempts(before), "right at once, with nobody back"
+            changed = attempts(client.job(job)).items() ^ attempts(before).items()
+            were_on = {attempts(before)[key][1] for key, _ in changed}
+            assert were_on <= {victim}, "all is known at once; the other worker may be back by now"
             after = wait_until(
                 lambda: (
                     (info := client.job(job)).restarts
