@@ -26,10 +26,18 @@ class LoopCalls:
         name: of the thread.
         ring: wakes the task when a call has ended.
         begin: the first that the thread calls.
+        started: called by the task's thread behind each :meth:`start`, with what says whether all of its
+            calls have ended: it may wait for that.
     """
 
-    def __init__(self, name: str, ring: Callable[[], None], begin: Callable[[], None] = lambda: None) -> None:
-        self._ring, self._begin = ring, begin
+    def __init__(
+        self,
+        name: str,
+        ring: Callable[[], None],
+        begin: Callable[[], None] = lambda: None,
+        started: Callable[[Callable[[], bool]], None] = lambda have_ended: None,
+    ) -> None:
+        self._ring, self._begin, self._started = ring, begin, started
         self._loop = asyncio.new_event_loop()
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -44,6 +52,7 @@ class LoopCalls:
     ) -> None:
         """Begin these calls; each is ``done`` when it has ended."""
         self._loop.call_soon_threadsafe(self._start, fn, calls, timeout)
+        self._started(lambda: all(call.done for call in calls))
 
     def wait(self, awaitable: Awaitable[Any]) -> None:
         """Until the awaitable has ended; raises what it does."""
@@ -136,14 +145,11 @@ class AwaitedCalls(LoopCalls):
 
     def __init__(self, name: str) -> None:
         self._rung = threading.Event()
-        super().__init__(name, self._rung.set)
+        super().__init__(name, self._rung.set, started=self._await)
 
-    def start(
-        self, fn: Callable[[Any], Awaitable[Any]], calls: Sequence[AsyncCall], timeout: float | None
-    ) -> None:
-        super().start(fn, calls, timeout)
+    def _await(self, have_ended: Callable[[], bool]) -> None:
         while True:
             self._rung.clear()
-            if all(call.done for call in calls):
+            if have_ended():
                 return
             self._rung.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -39,3 +40,23 @@ def test_a_loop_goes_on_when_a_task_of_the_users_own_ends_the_interpreter() -> N
     calls.close()
     assert (first.result, second.result) == (1, 2)
     assert [type(task.exception()) for task in made] == [SystemExit, SystemExit]
+
+
+def test_who_starts_calls_may_wait_until_all_of_them_have_ended() -> None:
+    rung, seen = threading.Event(), []
+
+    def started(have_ended: Callable[[], bool]) -> None:
+        while not have_ended():
+            rung.wait()
+            rung.clear()
+        seen.append([call.result for call in rows])
+
+    async def double(row: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * row
+
+    calls = LoopCalls("waits", rung.set, started=started)
+    rows = [AsyncCall(1), AsyncCall(2)]
+    calls.start(double, rows, None)
+    assert seen == [[2, 4]]
+    calls.close()

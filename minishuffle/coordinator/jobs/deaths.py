@@ -397,7 +397,8 @@ class Deaths:
         if deaths is None:
             return PoisonSearch(reach=reach, found=list(found))
         reach = max(reach, deaths.reach)
-        return PoisonSearch(row=deaths.row, rows=deaths.rows, reach=reach, found=list(found))
+        rows = deaths.rows if deaths.rows or not deaths.count else 1  # those of asynchronous calls, perhaps
+        return PoisonSearch(row=deaths.row, rows=rows, reach=reach, found=list(found))
 
     # --- the journal -----------------------------------------------------------------------------
 

@@ -275,6 +275,16 @@ class TaskPaths:
         # The bell may have rung for input as well: let the task look again.
         self.bell.ring_now()
 
+    def wait_inside(self, ready: Callable[[], bool]) -> None:
+        """Wait until ``ready`` says so, for user code in another thread: with all rows in hand, and busy."""
+        while True:
+            self.bell.clear()
+            self.check()
+            if ready():
+                break
+            self.bell.wait(WAIT_SECONDS_MAX)
+        self.bell.ring_now()  # perhaps for input as well
+
     def _set_blocked(self, blocked: bool) -> None:
         """It waits for its consumers, or does no more: that counts if it is to stop."""
         if self.pause.block(blocked):

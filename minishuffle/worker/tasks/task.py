@@ -400,10 +400,20 @@ class Task:
         )
 
     def _loop_calls(self) -> LoopCalls:
-        self.paths.calls.run_on()
-        calls = LoopCalls(f"{self._thread_name} calls", self.paths.bell.ring_now, compete)
+        if self._poison is None:
+            self.paths.calls.run_on()
+        name, ring = f"{self._thread_name} calls", self.paths.bell.ring_now
+        calls = LoopCalls(name, ring, compete, self._calls_started)
         self._loops.append(calls)
         return calls
+
+    def _calls_started(self, have_ended: Callable[[], bool]) -> None:
+        """Asynchronous calls have begun. While a row is looked for that ends the process, theirs are the rows
+        in hand: none is taken before they have ended."""
+        if self._poison is None:
+            self.paths.calls.run_on()
+        else:
+            self.paths.wait_inside(have_ended)
 
     def _run_source(self, program: Program, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
         assert program.source is not None

@@ -262,6 +262,13 @@ def test_a_search_has_some_more_deaths_in_which_to_find_its_row(rows: int, row: 
     assert deaths.too_many(KEY)
 
 
+def test_rows_are_looked_for_although_none_were_in_hand() -> None:
+    deaths = Deaths(MAX, 0.0, searches=True)
+    counts(deaths, call(1, 40, 0))
+    search = deaths.search(KEY)
+    assert search is not None and (search.row, search.rows) == (0, 1), "asynchronous calls may have had them"
+
+
 def test_deaths_that_may_be_anothers_decide_later() -> None:
     deaths = Deaths(MAX, 0.0, searches=True)
     for number in range(1, MAX + UNCLEAR_DEATHS_MAX):
