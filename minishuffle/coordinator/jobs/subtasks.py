@@ -84,8 +84,9 @@ class Subtask(AttemptRecord):
         self.resumption = resumption
 
     def start_over(self, resumption: Resumption) -> None:
-        """Its next attempt begins with this, and with a version of its rows of its own."""
-        self.resumption, self.starts_over = resumption, True
+        """Its next attempt begins with this, and with a version of its rows of its own. Rows that it keeps go
+        on behind the numbers that readers may have."""
+        self.resumption, self.starts_over = resumption._replace(first_row=self.rows_kept), True
         self.repeated, self.state_bytes, self.collected_end = "", 0, 0
 
     def keep_version(self) -> None:

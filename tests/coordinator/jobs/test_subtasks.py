@@ -8,6 +8,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
+from minishuffle.coordinator.jobs.positions import Resumption
 from minishuffle.coordinator.jobs.subtasks import Subtasks
 from minishuffle.ids import AttemptId, OperatorId, SubtaskId
 from minishuffle.plan.graph import JobGraph
@@ -54,6 +55,14 @@ def test_results_are_kept_up_to_a_bound_over_all_subtasks_and_attempts(
     assert not recalled.keep_result(table[COUNT1], b"def")
     table.begin_next(table[COUNT0], 1, 1, table[COUNT0].resumption)
     assert table.keep_result(table[COUNT1], b"def") and table[COUNT0].result == b""
+
+
+def test_the_numbers_of_kept_rows_go_on_when_the_job_goes_back(table: Subtasks) -> None:
+    """An attempt that has kept nothing yet begins behind what readers know of."""
+    task = table[COUNT0]
+    table.begin_next(task, 2, 1, Resumption(first_row=70))
+    task.start_over(Resumption())
+    assert task.rows_kept == 70
 
 
 def test_subtasks_that_wait_have_no_attempt(make_graph: Callable[..., JobGraph]) -> None:
