@@ -276,7 +276,8 @@ class TaskPaths:
         self.bell.ring_now()
 
     def wait_inside(self, ready: Callable[[], bool]) -> None:
-        """Wait until ``ready`` says so, for user code in another thread: with all rows in hand, and busy."""
+        """Wait until ``ready`` says so, and count the time for what the thread does now, with the rows that
+        it has in hand."""
         while True:
             self.bell.clear()
             self.check()
@@ -305,12 +306,7 @@ class TaskPaths:
         self.post(self._stands)
         self.clock.enter("idle")
         state = self.calls.pause()
-        while True:
-            self.bell.clear()
-            self.check()
-            if goes_on():
-                break
-            self.bell.wait(WAIT_SECONDS_MAX)
+        self.wait_inside(goes_on)
         self.calls.resume(state)
         self.clock.enter("busy")
 
