@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Route
 
 from minishuffle.api.stream import Stream
 from minishuffle.cli.demo import Samples, total
@@ -35,6 +35,7 @@ from support.browser import NOT_ANSWERED, Shown, chromium, shown
 from support.coordinators import ScriptedCoordinator
 from support.sickjobs import SICK
 from support.soak import SOAK
+from support.waiting import until
 
 pytestmark = [
     pytest.mark.extra,
@@ -480,6 +481,34 @@ def test_a_job_is_cancelled_with_the_token_alone(browser: Browser, cluster: Loca
         assert [line for line in page.console if NOT_ANSWERED not in line] == []
 
 
+def give_token(page: Shown, token: str) -> None:
+    page.page.get_by_label("Token").fill(token)
+    page.page.get_by_role("button", name="Show the cluster").click()
+
+
+def test_what_comes_late_for_one_token_says_nothing_of_the_next(browser: Browser) -> None:
+    coordinator = ScriptedCoordinator()
+    coordinator.submit("far away")
+    held: list[Route] = []
+
+    def holds_one() -> bool:
+        """A look at the page has what came from it handled."""
+        return page.page.evaluate("() => true") and len(held) == 1
+
+    with served(coordinator, access(reads_are_open=False)) as url, shown(browser, url) as page:
+        page.page.evaluate("() => { AbortSignal.timeout = () => new AbortController().signal }")
+        give_token(page, "wrong")
+        page.see("That is not the cluster's token.")
+        page.page.route("**/api/v1/cluster", lambda route: held.append(route))
+        until(holds_one, "a request with the wrong token")
+        give_token(page, TOKEN)
+        held.pop().continue_()
+        until(holds_one, "the next one, behind the answer")
+        held.pop().continue_()
+        page.page.unroute("**/api/v1/cluster")
+        page.see("far away")
+
+
 @pytest.mark.parametrize("right", [TOKEN, READ_TOKEN])
 def test_a_page_of_a_guarded_cluster_asks_for_a_token_once(browser: Browser, right: str) -> None:
     coordinator = ScriptedCoordinator()
@@ -489,8 +518,7 @@ def test_a_page_of_a_guarded_cluster_asks_for_a_token_once(browser: Browser, rig
         page.see("This cluster shows itself to those who have its token")
         assert page.faults() == []
         for token, then in (("wrong", "That is not the cluster's token."), (right, "far away")):
-            page.page.get_by_label("Token").fill(token)
-            page.page.get_by_role("button", name="Show the cluster").click()
+            give_token(page, token)
             page.see(then)
         assert page.overflow() == (0, 0)
         page.page.reload()

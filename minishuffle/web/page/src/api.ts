@@ -316,14 +316,15 @@ function failureText(text: string): string {
 
 /** Read once. */
 export async function read<T>(path: string, stop?: AbortSignal, ms = REQUEST_MS): Promise<T> {
+  const token = keptToken();
   try {
-    const answer = await request(path, "GET", keptToken(), ms, stop);
+    const answer = await request(path, "GET", token, ms, stop);
     heard();
     return answer as T;
   } catch (error) {
     if (error instanceof Refused) {
       heard();
-      if (error.status === 401 && !tokenWanted) {
+      if (error.status === 401 && !tokenWanted && token === keptToken()) {
         tokenWanted = true;
         watchers.forEach((each) => each());
       }
