@@ -32,6 +32,7 @@ from minishuffle.errors import (
     UsageError,
 )
 from minishuffle.plan.graph import JobSettings
+from support.ports import free_ports
 from support.settings import NO_RESTARTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -222,9 +223,9 @@ def test_a_taken_port_is_named_with_its_holder_and_flag(
     command_line: Callable[[str], Any], flag: str, tmp_path: Path
 ) -> None:
     shell = command_line("taken")
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
-        taken, free = server.getsockname()[1], other.getsockname()[1]
-        other.close()
+    (free,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
         ports = {"--port": str(free), "--web-port": "0"} | {flag: str(taken)}
         _, error = shell.run("cluster", "up", *(word for pair in ports.items() for word in pair), code=1)
     assert f"port {taken} " in error

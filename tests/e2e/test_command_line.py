@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from minishuffle.cli.main import cli
+from support.ports import free_ports
 from support.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -33,11 +34,6 @@ def fail(word: str) -> str:
 broken = Stream.items(["a", "b"]).map(fail).collect()
 fine = Stream.items(["a", "b", "a"]).key_by(lambda word: word).count().collect()
 """
-
-
-def free_ports() -> tuple[int, int]:
-    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
-        return first.getsockname()[1], second.getsockname()[1]
 
 
 class Shell:
@@ -225,7 +221,7 @@ def check_that_a_pair_has_one_connection(shell: Shell) -> None:
 
 @pytest.mark.timeout(180)
 def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> None:
-    port, web_port = free_ports()
+    port, web_port = free_ports(2)
     ports = ["--port", str(port), "--web-port", str(web_port)]
     out, _ = shell.run("cluster", "up", "--workers", "2", "--slots", "2", "--detach", *ports)
     assert f"127.0.0.1:{port}" in out
@@ -320,7 +316,7 @@ def _runs(process: psutil.Process) -> bool:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_foreground_cluster_leaves_nothing_behind(shell: Shell, number: int, code: int) -> None:
-    port, web_port = free_ports()
+    port, web_port = free_ports(2)
     process = shell.start("cluster", "up", "--workers", "1", "--port", str(port), "--web-port", str(web_port))
     record = shell.state / "cluster.json"
     assert process.stdout is not None
@@ -361,7 +357,7 @@ def test_down_ends_a_cluster_whose_coordinator_is_stopped(shell: Shell) -> None:
 
 @pytest.mark.timeout(120)
 def test_workers_end_when_the_process_that_started_them_is_killed(shell: Shell) -> None:
-    port, web_port = free_ports()
+    port, web_port = free_ports(2)
     process = shell.start("cluster", "up", "--workers", "1", "--port", str(port), "--web-port", str(web_port))
     assert process.stdout is not None
     for line in process.stdout:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from minishuffle.remote.access import Access
 from minishuffle.remote.reader import ResultInfo, ResultReader, describe_result, wait_result
 from minishuffle.remote.writer import StreamWriter, commit_write
 from minishuffle.wire.requests import JobInfo
+from support.ports import free_ports
 from support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
@@ -275,8 +275,7 @@ def test_cluster_up_starts_its_coordinator_again_where_cluster_down_finds_it(
     command_line: Any, wait_until: Until, is_running: Callable[[int], bool]
 ) -> None:
     shell = command_line("up")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    (port,) = map(str, free_ports(1))
     up = shell.start("cluster", "up", "--workers", "1", "--port", port, "--web-port", "0")
     assert up.stdout is not None
     for line in up.stdout:

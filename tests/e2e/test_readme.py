@@ -13,7 +13,6 @@ import re
 import runpy
 import select
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ import pytest
 
 from minishuffle.examples.wordcount import SHIPPED_TEXT
 from support.documents import ROOT, SPARK, Block, blocks, sections
+from support.ports import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -173,11 +173,6 @@ def commands(block: Block) -> list[tuple[str, list[str]]]:
     return found
 
 
-def free_ports() -> tuple[int, int]:
-    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
-        return first.getsockname()[1], second.getsockname()[1]
-
-
 class Terminal:
     """A shell with a state directory of its own, in which ``cluster up`` takes free ports."""
 
@@ -185,7 +180,7 @@ class Terminal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port, web_port = free_ports()
+        self.port, web_port = free_ports(2)
         self._left: dict[int, float] = {}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "PATH": path}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import socket
 import subprocess
 import urllib.error
 import urllib.parse
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from minishuffle.observe.prometheus import prometheus_command
+from support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
@@ -42,8 +42,8 @@ def running_prometheus(binaries: Path, config: Path) -> Iterator[Ask]:
     text = config.read_text(encoding="utf-8")
     assert text.count(": 5s") == 3
     config.write_text(text.replace(": 5s", ": 1s"), encoding="utf-8")
-    with socket.create_server((HOST, 0)) as probe:
-        address = f"{HOST}:{probe.getsockname()[1]}"
+    (port,) = free_ports(1)
+    address = f"{HOST}:{port}"
     command = shlex.split(prometheus_command(config))
     assert command[0] == "prometheus"
     assert "--web.listen-address=127.0.0.1:9090" in command
