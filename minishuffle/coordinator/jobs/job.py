@@ -1134,11 +1134,17 @@ class Job:
     # --- back to a snapshot ----------------------------------------------------------------------
 
     def _fall_back(self, cause: ErrorInfo, at: float) -> None:
-        """A task cannot go on alone: all of them go back to a snapshot of the whole job."""
+        """A task cannot go on alone: all of them go back to a snapshot of the whole job.
+
+        Not to its beginning if some of its input may not come again: sources have acknowledged it, or the
+        programs that wrote it have their receipts.
+        """
         if not self.fallback.under_way:
             self.history.note(at, "job falls back", cause.text)
             is_acknowledged = self.cuts.taken and any(each.acknowledges for each in self.graph.vertices)
-            points = [*self.cuts.points(), *([] if is_acknowledged else [self.origin])]
+            is_written = any(each.stream for each in self.graph.vertices)
+            comes_again = not (is_acknowledged or is_written)
+            points = [*self.cuts.points(), *([self.origin] if comes_again else [])]
             if not self.fallback.begin(self.id, points, at):
                 self.fail(cause, at, verdict=True)
                 return

@@ -388,6 +388,16 @@ def test_a_job_whose_sources_acknowledge_does_not_begin_at_its_beginning(cuts_of
     assert "durable snapshot 1 cannot be read" in info.causes[0].text
 
 
+def test_a_job_that_programs_write_to_does_not_begin_at_its_beginning(cuts_of: CutsOf) -> None:
+    """Those that have their receipts do not write again."""
+    cuts = cuts_of({"stream": "clicks"})
+    for worker in cuts.workers:
+        cuts.cluster.lose(worker)
+    info = cuts.cluster.show(cuts.job)
+    assert info.state == "failed"
+    assert "no worker has their snapshots any more" in info.causes[0].text
+
+
 def test_the_next_coordinator_has_the_job_go_back(cuts: Cuts) -> None:
     cluster = cuts.cluster
     cuts.take()
