@@ -9,7 +9,7 @@ from minishuffle import limits
 from minishuffle.api.stream_base import StreamBase
 from minishuffle.errors import UsageError
 from minishuffle.plan.arguments import check_distinct, checked_name
-from minishuffle.plan.end_steps import SinkStep
+from minishuffle.plan.end_steps import KeepingStep, SinkStep
 from minishuffle.plan.nodes import Boundary, ObjectSchema
 
 if TYPE_CHECKING:
@@ -107,4 +107,5 @@ class StreamSinks(StreamBase):
     def _sink(
         self, label: str, sink: ChainedOperator, boundary: Boundary | None = None, *, collects: str = ""
     ) -> Self:
-        return self._then(SinkStep(label, sink, boundary, collects))
+        step = SinkStep if boundary is None else KeepingStep
+        return self._then(step(label, sink, boundary, collects))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Final
 
 import pyarrow as pa
 
 from minishuffle.errors import LocalProtocolError, UsageError
 from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.elements import encode
 from minishuffle.exchange.sizes import pieces
 from minishuffle.exchange.spool import Spool
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.base import Emit, TaskContext
 from minishuffle.operators.chained import ChainedOperator
 from minishuffle.operators.misplaced_nulls import misplaced_null
+from minishuffle.operators.state_parts import ORDER, SUBTASK, StatePart, in_order, versioned
 from minishuffle.operators.wider_type import in_schema
 
 __all__ = ["SpoolSink"]
@@ -22,6 +26,11 @@ ELEMENT_BYTES: Final = 1 << 20
 """Small batches are put together to at least so many bytes."""
 DELAY_SECONDS: Final = 0.1
 """Unless they have waited so long."""
+PART_BYTES: Final = 4 << 20
+"""Elements that a snapshot has in one part."""
+_ROWS: Final = "kept"
+_ELEMENT: Final = "element"
+"""Parts of its state, and the column of each."""
 
 
 class SpoolSink(ChainedOperator):
@@ -91,17 +100,35 @@ class SpoolSink(ChainedOperator):
         elif self._due is None:
             self._due = self.context.now() + DELAY_SECONDS
 
+    def _together(self) -> pa.RecordBatch:
+        return self._kept[0] if len(self._kept) == 1 else pa.concat_batches(self._kept)
+
     def _write(self) -> None:
         self._due = None
         if not self._kept:
             return
-        batch = self._kept[0] if len(self._kept) == 1 else pa.concat_batches(self._kept)
+        batch = self._together()
         self._kept, self._kept_rows, self._kept_bytes = [], 0, 0
         spool = self._spool
         if not spool.has_room:
             self.context.wait_until(lambda: spool.has_room)
         spool.append(Batch(batch))
         self.context.counters.note_kept(spool.rows)
+
+    def stored_state(self) -> Iterator[StatePart] | None:
+        """The rows that readers have yet to deal with: on disk, and those that wait for each other here."""
+        spool, elements = self._spool, self._spool.unread()
+        if self._kept:
+            _, parts = encode(Batch(self._together()))
+            elements = chain(elements, [b"".join(parts)])
+        return _parts(self.context.index, spool.rows, elements) if spool.rows or self._kept else None
+
+    def read_state(self, parts: Iterable[StatePart]) -> None:
+        """Go on with them, under other numbers: their readers may have had some of them since."""
+        at, *kept = in_order(parts)
+        (row,) = at.batch[_ROWS].to_pylist()
+        self._spool.go_back(row, (each.as_py() for part in kept for each in part.batch[_ELEMENT]))
+        self.context.counters.note_kept(self._spool.rows)
 
     def state_rows(self) -> int:
         return self._kept_rows
@@ -120,3 +147,24 @@ class SpoolSink(ChainedOperator):
         spool = self._spool
         if spool.is_guaranteed:
             self.context.wait_until(lambda: spool.read_rows >= spool.rows)
+
+
+def _parts(index: int, rows: int, elements: Iterable[bytes]) -> Iterator[StatePart]:
+    """How many rows a subtask has kept so far, and the elements that readers have yet to deal with, some at
+    a time."""
+    yield _part(index, 0, _ROWS, pa.array([rows], pa.int64()))
+    number, some, size = 1, list[bytes](), 0
+    for element in elements:
+        if some and (size + len(element) > PART_BYTES or len(some) == BATCH_ROWS_MAX):
+            yield _part(index, number, _ELEMENT, pa.array(some, pa.large_binary()))
+            number, some, size = number + len(some), [], 0
+        some.append(element)
+        size += len(element)
+    if some:
+        yield _part(index, number, _ELEMENT, pa.array(some, pa.large_binary()))
+
+
+def _part(index: int, number: int, name: str, column: pa.Array) -> StatePart:
+    owner = pa.repeat(pa.scalar(index, pa.int64()), len(column))
+    order = pa.array(range(number, number + len(column)), pa.int64())
+    return versioned(name, {ORDER: order, SUBTASK: owner, name: column})

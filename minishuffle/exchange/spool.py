@@ -8,7 +8,7 @@ go of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -33,6 +33,14 @@ class _Entry:
     end: int
     store: ElementStore = field(repr=False)
     element: StoredElement
+
+    def cut(self, begin: int, end: int) -> tuple[int, list[Part]]:
+        """Those of its rows that are in this range, as an element."""
+        data = self.store.read(self.element)
+        if begin <= self.begin and self.end <= end:
+            return self.end - self.begin, [data]
+        first = max(begin, self.begin) - self.begin
+        return encode(_batch(data).slice(first, min(end, self.end) - self.begin))
 
 
 class Spool:
@@ -84,6 +92,30 @@ class Spool:
         """The attempt begins with a snapshot, behind which an earlier one kept rows from that number on."""
         self.rows_again = self.rows - row
 
+    def go_back(self, row: int, elements: Iterable[bytes]) -> None:
+        """The whole job goes back to where earlier attempts had kept rows up to that number. Keep what
+        readers had yet to deal with then once more, under other numbers.
+
+        Raises:
+            ResourceExhausted: the disk is full, or cannot be written to.
+        """
+        self.rows_again = self.rows - row
+        for element in elements:
+            _, rows, _ = read_header(element)
+            self._store(rows, [element])
+            self.rows_again += rows
+
+    def unread(self) -> Iterator[bytes]:
+        """The elements of all rows that readers have yet to deal with now. They are read as they are asked
+        for, on any thread, and though readers have dealt with them by then.
+
+        Raises:
+            PartitionLost: (with each) what is on disk is not what was written.
+        """
+        begin, end = self.read_rows, self.rows
+        entries = [entry for entry in self._entries.copy() if entry.end > begin]
+        return (b"".join(entry.cut(begin, end)[1]) for entry in entries)
+
     @property
     def has_room(self) -> bool:
         """False while a job that does not end has to wait for a reader."""
@@ -96,8 +128,10 @@ class Spool:
             ResourceExhausted: the disk is full, or cannot be written to.
         """
         rows, parts = encode(batch)
-        if not rows:
-            return
+        if rows:
+            self._store(rows, parts)
+
+    def _store(self, rows: int, parts: list[Part]) -> None:
         store = self._open
         if store is None or store.bytes >= self._file_bytes:
             store = self._open = self._make_store()
@@ -154,12 +188,7 @@ class Spool:
                 continue
             if entry.begin >= end:
                 return
-            data = entry.store.read(entry.element)
-            if begin <= entry.begin and entry.end <= end:
-                yield entry.end - entry.begin, [data]
-            else:
-                first = max(begin, entry.begin) - entry.begin
-                yield encode(_batch(data).slice(first, min(end, entry.end) - entry.begin))
+            yield entry.cut(begin, end)
 
     def validate(self) -> None:
         """Check the invariants; for tests."""

@@ -369,6 +369,10 @@ class Operator(Protocol):
         """What :meth:`write_state` gives now. The parts may be asked for one by one, between two of the
         batches that follow; nobody asks for any once this is called again."""
 
+    def stored_state(self) -> Iterator[StatePart] | None:
+        """What it has on disk and a cut of the whole job needs, as of now; None: nothing. The parts are made
+        as they are asked for, on another thread. A next attempt of the task alone goes on without."""
+
     def read_state(self, parts: Iterable[StatePart]) -> None:
         """(After open, before the first batch.) Go on with what operators of this kind have written."""
 

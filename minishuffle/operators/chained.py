@@ -95,6 +95,9 @@ class ChainedOperator:
         """By default all of it is made now."""
         return iter(list(self.write_state()))
 
+    def stored_state(self) -> Iterator[StatePart] | None:
+        return None
+
     def read_state(self, parts: Iterable[StatePart]) -> None:
         """Go on with state that operators of this kind have written; there is none."""
 

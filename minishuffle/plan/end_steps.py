@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from minishuffle.operators.base import AnySource
 from minishuffle.plan.arguments import discovery_seconds
@@ -13,7 +13,7 @@ from minishuffle.plan.nodes import Boundary, Known, Node, ObjectSchema, Relation
 if TYPE_CHECKING:
     from minishuffle.operators.chained import ChainedOperator
 
-__all__ = ["ExternalStep", "ScanStep", "SinkStep", "collected_schemas"]
+__all__ = ["ExternalStep", "KeepingStep", "ScanStep", "SinkStep", "collected_schemas"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +119,12 @@ class SinkStep(Step):
 
     def operator(self, node: Node, tags: Any) -> OperatorSpec:
         return OperatorSpec("sink", {"sink": self.sink})
+
+
+class KeepingStep(SinkStep):
+    """A sink that keeps rows for other programs, which a snapshot of the whole job has for them."""
+
+    has_state: ClassVar[bool] = True
 
 
 def collected_schemas(sinks: Relation) -> dict[str, Schema]:

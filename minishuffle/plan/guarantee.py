@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from minishuffle.errors import InvalidGraph
 from minishuffle.plan.graph import JobGraph, Vertex
 
-__all__ = ["check_guarantee", "guarantee_lines", "never_saved"]
+__all__ = ["check_guarantee", "guarantee_lines", "never_cut", "never_saved"]
 
 _ALIGNING = (
     "a barrier holds one channel back while another is read, for which each channel needs buffers of its own"
@@ -70,7 +70,7 @@ def _of_acknowledging(graph: JobGraph, vertex: Vertex) -> Iterator[str]:
             f"for the source of {vertex.name!r}, which may end before it has acknowledged all: set bounded = "
             'False, leave acknowledge out, or use guarantee="loss"'
         )
-    if missing := never_saved(graph) or ("" if graph.settings.durable_interval else "durable_interval is 0"):
+    if missing := never_cut(graph) or ("" if graph.settings.durable_interval else "durable_interval is 0"):
         yield (
             f"for the source of {vertex.name!r}, which acknowledges what durable snapshots cover, and there "
             f"are none: {missing}"
@@ -90,6 +90,19 @@ def _of_edges(graph: JobGraph) -> Iterator[str]:
 
 def never_saved(graph: JobGraph) -> str:
     """Why no savepoint of a job of this kind can be taken; empty: it can."""
+    if why := never_cut(graph):
+        return why
+    for vertex in graph.vertices:
+        if vertex.sink:
+            return (
+                f"its sink {vertex.sink!r} keeps rows for other programs, which know them by this job alone: "
+                "write them with to_files, or a sink of your own"
+            )
+    return ""
+
+
+def never_cut(graph: JobGraph) -> str:
+    """Why no durable snapshot of a job of this kind can be taken; empty: it can."""
     for edge in graph.edges:
         if edge.kind == "blocking":
             where = f"{graph.vertices[edge.source].name} => {graph.vertices[edge.target].name}"
@@ -102,11 +115,6 @@ def never_saved(graph: JobGraph) -> str:
             return (
                 f"other programs write to its stream {vertex.stream!r}, and what they have sent is known to "
                 "this cluster alone: have the job read a source of its own"
-            )
-        if vertex.sink:
-            return (
-                f"its sink {vertex.sink!r} keeps rows for other programs, on its workers alone: write "
-                "them with to_files, or a sink of your own"
             )
     return ""
 
@@ -125,7 +133,7 @@ def guarantee_lines(graph: JobGraph) -> list[str]:
         f"  {edges} of {len(graph.edges)} exchanges retain what was sent until snapshots cover it: what "
         "comes in two intervals, in memory and then on disk (retained_bytes of each worker)",
     ]
-    if why := never_saved(graph):
+    if why := never_cut(graph):
         lines.append(f"  no durable snapshots, and so two workers at least: {why}")
     elif settings.durable_interval:
         lines.append(

@@ -287,20 +287,23 @@ class Chain:
 
         Args:
             of_all: it is put together with those of the other subtasks: what all of them have alike is in
-                that of the first.
+                that of the first, and what they have on disk is in it too.
             frozen: its parts are to be asked for between two elements each, before the next one is taken.
 
         Raises:
             UnserializableRecord: (with each part) an exchange would not take what an operator holds.
         """
         parts: dict[str, Iterable[StatePart]] = {}
+        stored: dict[str, Iterable[StatePart]] = {}
         for operator in filter(attrgetter("id"), self._holding):
+            if of_all and (on_disk := operator.stored_state()) is not None:
+                stored[operator.id] = on_disk
             if of_all and self._index > 0 and operator.is_copied:
                 continue
             held = _parts_of(operator, frozen=frozen)
             if (first := next(held, None)) is not None:
                 parts[operator.id] = chain([first], held) if frozen else [first, *held]
-        return TaskStateSnapshot(parts, positions, self._outlet.watermark)
+        return TaskStateSnapshot(parts, positions, self._outlet.watermark, stored=stored)
 
     def dealt(self) -> dict[int, int]:
         """Rows that were dealt out in turn, by edge: for a snapshot of a task whose next attempt is to deal

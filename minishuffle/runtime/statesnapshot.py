@@ -23,6 +23,8 @@ class TaskStateSnapshot:
     parts: Mapping[str, Iterable[StatePart]] = field(default_factory=dict)
     """What its operators hold, by their ids; those that hold nothing are left out. Some are made when
     they are asked for."""
+    stored: Mapping[str, Iterable[StatePart]] = field(default_factory=dict, kw_only=True)
+    """The same of what lies on disk, in a snapshot of the whole job alone: whoever writes it reads it."""
     positions: Sequence[SplitPosition] = ()
     """Where its source is in each split; nothing is leased."""
     watermark: int = BEGINNING_OF_TIME

@@ -16,6 +16,7 @@ from minishuffle.exchange.elementstore import ElementStore, StorePlace
 from minishuffle.exchange.spool import Spool
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.base import Mark, TaskContext
+from minishuffle.operators.state_parts import divided
 from support.batches import as_batch
 
 SCHEMA = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
@@ -182,3 +183,25 @@ def test_a_snapshot_has_nothing_that_readers_cannot_see_and_the_end_waits_for_th
     assert sink.spool.rows == 2 and not sink.operator.state_rows()
     sink.operator.finish(nobody)
     assert sink.waits == is_guaranteed
+
+
+def test_a_cut_of_the_job_has_the_rows_that_nobody_has_dealt_with_and_a_snapshot_of_the_task_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("minishuffle.connectors.spool.PART_BYTES", 1)
+    schema = pa.schema([("n", pa.int64())])
+    sink, fresh = Sink(schema), Sink(schema)
+    assert sink.operator.stored_state() is None
+    for number in range(3):
+        sink.take(n=[2 * number, 2 * number + 1])
+        sink.operator.on_clock(sink.now, nobody)
+    sink.spool.free(0, 3)
+    sink.take(n=[6])
+    stored = sink.operator.stored_state()
+    assert stored is not None and not list(sink.operator.freeze_state())
+    sink.take(n=[7])
+    parts = list(stored)
+    assert [len(part.batch) for part in parts] == [1, 1, 1, 1]
+    fresh.operator.read_state(divided(reversed(parts), 0, 1))
+    assert [n for element in fresh.elements() for n in element.column("n").to_pylist()] == [3, 4, 5, 6]
+    assert fresh.context.counters.rows_kept == 4

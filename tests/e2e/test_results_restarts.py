@@ -77,3 +77,44 @@ def test_a_reader_goes_on_when_both_workers_are_killed_in_turn(
         assert info.rows_dropped.get("result_lost", 0) == lost
         handle.cancel()
         handle.wait_until_over(30)
+
+
+@pytest.mark.slow
+def test_rows_that_nobody_has_read_come_again_when_all_workers_are_killed_at_once(
+    wait_until: Callable[..., Any],
+) -> None:
+    """Those from before the durable snapshot are in it, and those behind it are made again."""
+    given = JobSettings(guarantee="at_least_once", durable_interval=0.4)
+    with LocalCluster(workers=2, slots=4, slot_timeout=150.0) as cluster:
+        address = cluster.client.address
+        access = Access(address.host, address.port, "local", read_secret(cluster.state_dir / "secret"))
+        stream = Table.generate(numbers, rate=RATE, schema=SCHEMA).rebalance().to_spark()
+        handle = cluster.submit(stream, parallelism=2, settings=given)
+        at, found = {0: 0, 1: 0}, list[int]()
+
+        def read_batch(share: float = 1.0) -> bool:
+            """The first part of what there is, which is committed; True if there was anything."""
+            info = describe_result(access, handle.id)
+            before = dict(at)
+            for subtask, begin, end in info.subtasks:
+                at[subtask] += int((end - max(begin, at[subtask])) * share)
+                rows = range(before[subtask], at[subtask])
+                with ResultReader(access, info.job, info.sink, subtask, rows) as reader:
+                    found.extend(n for batch in reader.batches() for n in batch.column("n").to_pylist())
+            commit_result(access, info.job, info.sink, at)
+            return at != before
+
+        wait_until(lambda: read_batch(0.5), "rows")
+        taken = handle.info().durable.taken
+        wait_until(lambda: handle.info().durable.taken >= taken + 2, "durable snapshots")
+        assert handle.info().durable.bytes, "rows that nobody has read"
+        for worker in cluster.status().workers:
+            cluster.kill_worker(worker.worker)
+        wait_until(lambda: handle.info().fallbacks, "the job to go back")
+        last, counted = max(found), dict(at)
+        wait_until(lambda: read_batch() and all(at[i] > counted[i] + RATE for i in at), "new rows", 60.0)
+        wait_until(lambda: read_batch() and max(found) > last + RATE, "rows behind these", 60.0)
+        wait_until(lambda: read_batch() and not set(range(last + RATE)).difference(found), "every row", 60.0)
+        assert handle.info().rows_dropped == {}
+        handle.cancel()
+        handle.wait_until_over(30)

@@ -186,3 +186,16 @@ def test_an_attempt_makes_again_what_others_kept_behind_its_snapshot() -> None:
     assert not spool.rows_again and spool.read_rows == 30
     spool.begin_at(12)
     assert (spool.rows_again, spool.rows) == (18, 30)
+
+
+def test_the_next_spool_goes_on_with_what_readers_had_yet_to_deal_with() -> None:
+    before = filled(Spool(stores(None), None), [3, 4, 5])
+    before.free(0, 5)
+    unread = before.unread()
+    before.free(12, 12)
+    filled(before, [2])
+    after = Spool(stores(None), None, first=20)
+    after.go_back(12, unread)
+    assert numbers_of(after, 20, after.rows) == list(range(5, 12)), "as of then, and read later"
+    assert after.rows_again == 20 - 12 + 7
+    after.validate()

@@ -12,7 +12,7 @@ from minishuffle import Stream
 from minishuffle.bench.numbered import Numbered
 from minishuffle.errors import InvalidGraph
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
-from minishuffle.plan.guarantee import check_guarantee, guarantee_lines, never_saved
+from minishuffle.plan.guarantee import check_guarantee, guarantee_lines, never_cut, never_saved
 from minishuffle.plan.planner import compile_job
 
 
@@ -51,7 +51,7 @@ QUEUE = {**ENDLESS, "replayable": False, "acknowledges": True}
         ({"read": {"replayable": False}}, "for the source of 'read', which does not give again"),
         ({"read": {"acknowledges": True}}, "for the source of 'read', which may end before"),
         ({"read": QUEUE, "durable_interval": 0}, "for the source of 'read', .* are none: durable_interval"),
-        ({"read": QUEUE, "write": {"sink": "s"}}, "for the source of 'read', .* are none: its sink 's'"),
+        ({"read": QUEUE, "also": {"stream": "s"}}, "for the source of 'read', .* are none: other programs"),
         ({"write": {"sink": "answers"}}, "for the results that 'answers' keeps"),
         ({"kind": "blocking", "also": ENDLESS}, "for the blocking exchange read => write"),
     ],
@@ -71,6 +71,7 @@ def test_what_a_guarantee_cannot_be_kept_with_is_refused(fields: dict[str, Any],
         {"read": QUEUE},
         {"read": {"stream": "orders"}},
         {"write": {**ENDLESS, "sink": "answers"}},
+        {"read": QUEUE, "write": {**ENDLESS, "sink": "answers"}},
         {"kind": "blocking"},
         {"on_unavailable": "wait"},
     ],
@@ -208,6 +209,7 @@ def test_what_the_order_of_a_sources_rows_hangs_on(source: Any, by_order: bool, 
 def test_what_is_outside_of_tasks_is_in_no_savepoint(fields: dict[str, Any], text: str) -> None:
     found = graph(**fields)
     assert never_saved(found).startswith(text) and bool(never_saved(found)) == bool(text)
+    assert never_cut(found) == ("" if text.startswith("its sink") else never_saved(found))
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ from minishuffle.errors import (
 )
 from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph, Placement
-from minishuffle.plan.guarantee import never_saved
+from minishuffle.plan.guarantee import never_cut, never_saved
 from minishuffle.plan.stages import deploys_later
 from minishuffle.snapshots.catalog import folder_name
 from minishuffle.snapshots.sealedmanifest import SnapshotManifest
@@ -236,7 +236,7 @@ class Job:
         self.pause, self.move, self.savepoint = JobPause(), JobMove(), JobSavepoint()
         self.origin, self.fallback = BEGINNING, JobFallback()
         self.cut, self.cuts = JobSavepoint(), JobCuts()
-        if given.is_guaranteed and not never_saved(graph):
+        if given.is_guaranteed and not never_cut(graph):
             self.cuts.want(at, given.durable_interval)
         self.holders = Holders(graph, self.subtasks)
         self.moved_state = MovedState(graph, self.progress, self.slots, self._note)

@@ -23,7 +23,7 @@ from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.plan.arguments import checked_job_name
 from minishuffle.plan.graph import JobGraph, Placement
-from minishuffle.plan.guarantee import check_guarantee, never_saved
+from minishuffle.plan.guarantee import check_guarantee, never_cut
 from minishuffle.plan.stages import is_staged, slots_needed
 from minishuffle.wire.advertised import linkable_groups, unlinkable
 from minishuffle.wire.messages import (
@@ -245,7 +245,7 @@ def admit(
     Raises:
         ResourceExhausted: the job does not fit; with the arithmetic.
     """
-    has_cuts = graph.settings.durable_interval and not never_saved(graph)
+    has_cuts = graph.settings.durable_interval and not never_cut(graph)
     if graph.snapshotted() and len(takers(workers)) == 1 and not has_cuts:
         raise ResourceExhausted(
             f'guarantee="{graph.settings.guarantee}" needs two workers, since each holds snapshots of the '

@@ -66,7 +66,9 @@ class StateWriter:
             return
         watermark = None if taken.watermark == BEGINNING_OF_TIME else taken.watermark
         positions = pack_positions(taken.positions)
-        self._fact(says(positions=positions, watermark=watermark, operators=list(taken.parts)))
+        self._fact(
+            says(positions=positions, watermark=watermark, operators=[*{**taken.parts, **taken.stored}])
+        )
 
     def made(self, attempt: AttemptId, message: WriteState, made: TaskStateSnapshot | str) -> None:
         """All parts of what a task has taken are there, or cannot be written."""
@@ -74,7 +76,7 @@ class StateWriter:
         if isinstance(made, str):
             self._fact(written(problem=made))
             return
-        if not made.parts:
+        if not (made.parts or made.stored):
             self._fact(written())
             return
 
@@ -114,9 +116,10 @@ def _write(path: str, attempt: AttemptId, taken: TaskStateSnapshot) -> WrittenSt
     subtask = attempt.subtask
     writer = TaskStateWriter(_folder(path), state_file(subtask.operator, subtask.index, attempt.attempt))
     try:
-        for operator, parts in taken.parts.items():
-            for part in parts:
-                writer.write(operator, part)
+        for held in (taken.parts, taken.stored):
+            for operator, parts in held.items():
+                for part in parts:
+                    writer.write(operator, part)
         return writer.close()
     except BaseException:
         writer.abandon()

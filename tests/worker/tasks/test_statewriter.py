@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from minishuffle.connectors.spool import SpoolSink
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ShuffleError, UnreadableSnapshot
+from minishuffle.exchange.elementstore import ElementStore, StorePlace
+from minishuffle.exchange.spool import Spool
 from minishuffle.ids import AttemptId
 from minishuffle.operators.base import Operator, Program, TaskContext
 from minishuffle.runtime.chain import Chain
@@ -112,6 +116,34 @@ def test_a_task_without_state_writes_nothing_and_one_that_cannot_says_why(
     (tmp_path / "file").write_text("")
     writer.made(ATTEMPT, message, TaskStateSnapshot({"count": [counts(["a"])]}))
     assert "file" in said[-1].problem
+
+
+def test_kept_rows_are_in_a_cut_of_the_job_and_a_chain_goes_on_with_them(
+    writer: StateWriter, said: list[Any], tmp_path: Path
+) -> None:
+    schema = pa.schema([("n", pa.int64())])
+
+    def opened(first: int) -> tuple[Chain, Spool]:
+        spool = Spool(partial(ElementStore, "results of the test", StorePlace()), None, first)
+        operator = SpoolSink("result", schema).named("to_spark", "kept")
+        chain = Chain(Program(None, [operator], []), {}, 0, TaskCounters())
+        chain.open([TaskContext("j", "to_spark", 0, 1, 1, spool=spool)])
+        return chain, spool
+
+    chain, spool = opened(0)
+    chain.entrance(0)(as_batch(pa.record_batch({"n": [1, 2, 3]})))
+    assert not chain.snapshot().stored and not chain.snapshot().parts
+    taken = chain.snapshot(of_all=True)
+    message = WriteState(term=1, job="j1", savepoint=3, barrier=1, folder=str(tmp_path), goes_on=True)
+    writer.taken(ATTEMPT, message, taken)
+    writer.made(ATTEMPT, message, taken)
+    assert said[0].operators == ["kept"]
+    state = WrittenState(said[1].file, said[1].bytes, said[1].index_bytes, said[1].checksum, said[1].rows)
+    manifest = manifest_of(tasks=(SavedTask(1, 0, "running", 5, state),))
+    commit(folder_at(tmp_path), manifest, SECRET)
+    chain, spool = opened(10)
+    restoring(Restoration(path=str(tmp_path), fingerprint=fingerprint(manifest)), SECRET)(chain, 0, 1)
+    assert (spool.rows, spool.rows_again) == (13, 10 + 3)
 
 
 def test_a_chain_goes_on_with_the_state_of_aggregates_that_it_still_has(tmp_path: Path) -> None:
