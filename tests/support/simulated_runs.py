@@ -11,6 +11,7 @@ from random import Random
 
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.scheduling.placement import buffers_needed
+from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.plan.stages import slots_needed
 from minishuffle.snapshots.catalog import open_manifest, verify
 from minishuffle.snapshots.storage import folder_at
@@ -465,7 +466,8 @@ class Play:
         assert not moved, f"workers {run.excluded} were excluded, and {', '.join(moved)} restarted"
 
     def _check_guarantee(self, info: JobInfo) -> None:
-        """Nothing is lost, and nothing restarted but what failed, was lost or moved."""
+        """Nothing is lost, and nothing restarted but what failed, was lost or moved, and what had read a
+        producer to its end that deals its rows out anew."""
         run, cluster = self._run, self.cluster
         run.snapshots, run.compared = cluster.snapshot_log.taken, cluster.snapshot_log.compared
         run.begun_from = cluster.audit.begun_from
@@ -477,10 +479,18 @@ class Play:
             assert books == ({}, 0, 0), f"the books of a job that loses nothing say {books}"
         if info.fallbacks or not {fault.kind for fault in run.faults}.issubset(ALONE):
             return
+        graph = run.plan.graph
+        dealt_anew = {
+            edge.target
+            for number, edge in enumerate(graph.edges)
+            if not (edge.source in graph.same_rows() or graph.parts_alike(number))
+            if any(task.operator == edge.source and task.attempt > FIRST_ATTEMPT for task in info.tasks)
+        }
         others = [
             f"{attempt.id} of worker {worker.number}"
             for worker, attempt in cluster.attempts
             for subtask in [attempt.id.subtask]
+            if subtask.operator not in dealt_anew
             if not worker.host.dead and (subtask.operator, subtask.index) not in cluster.audit.done
             if (subtask.operator, subtask.index, attempt.id.attempt) not in cluster.audit.ended
             if any(
