@@ -153,7 +153,6 @@ SMALL = {
     "clock": "a wall clock that is never set",
     "connectors/items": "the source of collections in memory",
     "coordinator/scheduling/draining": "a worker that is to leave",
-    "coordinator/scheduling/firstoutput": "the schedule ``first_output``",
     "coordinator/scheduling/workerinventory": "slots and segments in use, by worker",
     "coordinator/clusterclock": "wall time in the coordinator, and how far ahead it is",
     "coordinator/shutdown": "the orderly stop of a cluster",

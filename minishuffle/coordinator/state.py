@@ -787,7 +787,8 @@ class CoordinatorState:
     def _free_retained(self, worker: int, now: float) -> None:
         """Have snapshots taken that free what a worker retains for its jobs."""
         for job in self._jobs.active():
-            if job.hasten_cut(self._wall(now)):
+            is_hastened = job.hasten_cut(self._wall(now))
+            if job.reads_ahead(worker) or is_hastened:
                 self._touch(job)
             for reader in sorted(job.readers_of(worker)):
                 self._send_to(reader, TakeSnapshots(term=self._facts.term, job=job.id))

@@ -68,6 +68,7 @@ class RetainedPartition:
         on_stable: (loop) called when :meth:`stable` says more.
         replayed: (loop) called with the index and attempt of a consumer once it was sent what was retained
             for it when it was attached.
+        begun: (task) called once, before its first element is written.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class RetainedPartition:
         lost: Callable[[PartitionLost], None] = lambda error: None,
         on_stable: Callable[[], None] = lambda: None,
         replayed: Callable[[int, int], None] = lambda index, attempt: None,
+        begun: Callable[[], None] | None = None,
     ) -> None:
         self.id = partition_id
         self.hot_keys = HotKeys()
@@ -103,6 +105,7 @@ class RetainedPartition:
         self._counters = counters
         self._wait = wait
         self._full = full
+        self._begun = begun
         self._on_fenced = fenced
         self._on_lost = lost
         self._lost = self._finished = self._released = self._written_off = False
@@ -236,6 +239,7 @@ class RetainedPartition:
     def _open(self, subpartitions: list[RetainedSubpartition]) -> RetainedBlock:
         """A block for these consumers, behind everything written so far."""
         self._close(subpartitions)
+        self._begin()
         block = RetainedBlock(holders=len(subpartitions))
         for subpartition in subpartitions:
             subpartition.append(block)
@@ -245,12 +249,19 @@ class RetainedPartition:
     def _add(self, subpartition: RetainedSubpartition, block: RetainedBlock) -> None:
         """Write a block that is complete."""
         self._close([subpartition])
+        self._begin()
         self.store.close(block)
         subpartition.append(block)
         subpartition.rows += block.rows
         subpartition.bytes += block.size
         subpartition.closed_bytes = subpartition.bytes
         self._notify(subpartition)
+
+    def _begin(self) -> None:
+        """Say once that an element is written."""
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            begun()
 
     def _close(self, subpartitions: list[RetainedSubpartition]) -> None:
         """The block that is open for these, the same for all, is complete."""

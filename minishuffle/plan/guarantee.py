@@ -37,10 +37,6 @@ def _of_settings(graph: JobGraph) -> Iterator[str]:
             "with source_lease, which says how many rows may be lost: leave it out, sources go on at the "
             "positions in their snapshots"
         )
-    if settings.schedule == "first_output":
-        yield (
-            'with schedule="first_output", where consumers begin later than what is sent to them: use "eager"'
-        )
     if settings.flow_control == "tcp":
         yield f'with flow_control="tcp": {_ALIGNING}. Use flow_control="credit"'
     if settings.buffers_per_channel == 0:

@@ -330,10 +330,13 @@ class FakeCluster:
         loaded: int = 0,
         stuck: dict[str, list[int]] | None = None,
         memory_bytes: int = 0,
+        retains_much: bool = False,
         **fields: Any,
     ) -> None:
         values = {"term": self.term, "worker": sender.worker, "epoch": sender.epoch, "peers": [], **fields}
-        report = WorkerReport(jobs_loaded=loaded, stuck=stuck or {}, memory_bytes=memory_bytes)
+        report = WorkerReport(
+            jobs_loaded=loaded, stuck=stuck or {}, memory_bytes=memory_bytes, retains_much=retains_much
+        )
         self.send(sender, Heartbeat(report=report, tasks=tasks or [], **values))
 
     def report(self, worker: FakeWorker, key: tuple[str, int, int], state: str, **fields: Any) -> None:

@@ -24,10 +24,10 @@ SECONDS_MAX = 60.0
 
 
 class Numbers:
-    """Those below ROWS; none before there is a file, if one is given."""
+    """Those below ROWS; none before there is a file, if one is given, and half of them before the other."""
 
-    def __init__(self, go_on: Path | None = None) -> None:
-        self.go_on = go_on
+    def __init__(self, go_on: Path | None = None, end: Path | None = None) -> None:
+        self.go_on, self.end = go_on, end
 
     def splits(self) -> list[int]:
         return [0]
@@ -37,11 +37,14 @@ class Numbers:
             threading.Event().wait(0.01)
             yield []
         for first in range(offset, ROWS, 100):
+            while self.end is not None and first >= ROWS // 2 and not self.end.exists():
+                threading.Event().wait(0.01)
+                yield []
             yield [f"{number % KEYS}" * 200 for number in range(first, first + 100)]
 
 
-def counts(go_on: Path) -> Stream[Any]:
-    late = Stream.source(Numbers(go_on)).name("late")
+def counts(go_on: Path, end: Path | None = None) -> Stream[Any]:
+    late = Stream.source(Numbers(go_on, end)).name("late")
     return Stream.source(Numbers()).name("early").union(late).key_by(str).count(emit="end").collect()
 
 
@@ -83,6 +86,37 @@ def test_a_source_and_a_coordinator_that_are_killed_before_there_are_consumers_c
         result, info = handle.wait(SECONDS_MAX), handle.info()
     assert dict(result.rows) == {f"{key}" * 200: 2 * ROWS // KEYS for key in range(KEYS)}
     assert (info.state, info.rows_in_flight, info.rows_dropped) == ("finished", 0, {})
+
+
+def test_with_a_guarantee_no_row_is_lost_with_a_producer_before_or_a_consumer_behind_its_first(
+    tmp_path: Path,
+) -> None:
+    go_on, end = tmp_path / "go on", tmp_path / "end"
+    settings = JobSettings(
+        schedule="first_output", start_when="all", guarantee="at_least_once", snapshot_interval=0.1
+    )
+    with LocalCluster(workers=3, slots=1, standby=2) as cluster:
+        handle = cluster.submit(counts(go_on, end), parallelism=2, settings=settings)
+
+        def source_of_rows() -> TaskInfo:
+            return max(tasks(handle, "early"), key=lambda task: task.counters.records_out)
+
+        until(lambda: source_of_rows().counters.records_out > 0, "rows wait for consumers")
+        killed = source_of_rows()
+        cluster.kill_worker(killed.worker)
+        until(lambda: source_of_rows().attempt > 1, "another attempt makes them again")
+        assert states(handle, "count") == {"waiting"}
+        go_on.touch()
+        until(
+            lambda: all(task.counters.records_in > ROWS // 4 for task in tasks(handle, "count")),
+            "both consumers have read rows",
+        )
+        cluster.kill_worker(tasks(handle, "count")[0].worker)
+        until(lambda: max(task.attempt for task in tasks(handle, "count")) > 1, "a consumer restarts")
+        end.touch()
+        result, info = handle.wait(SECONDS_MAX), handle.info()
+    assert dict(result.rows) == {f"{key}" * 200: 2 * ROWS // KEYS for key in range(KEYS)}
+    assert (info.state, info.rows_in_flight, info.rows_dropped, info.fallbacks) == ("finished", 0, {}, 0)
 
 
 @pytest.mark.parametrize("start_when", ["any", "all"])

@@ -469,3 +469,24 @@ def test_behind_the_end_or_once_it_is_released_nothing_is_written() -> None:
     assert other.budget.used == 0 and not other.only.entries
     with pytest.raises(TaskCancelled):
         other.write(["a"])
+
+
+@pytest.mark.parametrize("way", ["write", "hand over", "broadcast"])
+def test_the_first_element_is_said_to_be_there_once(way: str) -> None:
+    said: list[str] = []
+    producer = Producer(2, begun=lambda: said.append("begun"))
+    partition, batch = producer.partition, Batch(pa.record_batch({"a": [1, 2]}))
+    partition.broadcast_watermark(5, False)
+    partition.broadcast_barrier(1)
+    assert not said, "events are nothing to read"
+    if way == "hand over":
+        Consumer(producer).attach(whole=True)
+        Consumer(producer, 1).attach(whole=True)
+    for position in (0, 1):
+        if way == "broadcast":
+            partition.broadcast([0, 1], *encode(batch))
+        elif way == "write":
+            partition.write(position, *encode(batch))
+        else:
+            assert partition.hand_over(position, batch)
+        assert said == ["begun"]

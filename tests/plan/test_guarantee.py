@@ -43,7 +43,6 @@ QUEUE = {**ENDLESS, "replayable": False, "acknowledges": True}
     [
         ({"restart_strategy": "none"}, 'with restart_strategy="none"'),
         ({"on_unavailable": "drop"}, 'with on_unavailable="drop"'),
-        ({"schedule": "first_output"}, 'with schedule="first_output"'),
         ({"source_lease": 0}, "with source_lease"),
         ({"source_lease": 100}, "with source_lease"),
         ({"flow_control": "tcp"}, 'with flow_control="tcp": a barrier holds one channel back'),
@@ -74,6 +73,7 @@ def test_what_a_guarantee_cannot_be_kept_with_is_refused(fields: dict[str, Any],
         {"read": QUEUE, "write": {**ENDLESS, "sink": "answers"}},
         {"kind": "blocking"},
         {"on_unavailable": "wait"},
+        {"schedule": "first_output"},
     ],
 )
 def test_other_jobs_may_have_one_and_wait_for_what_is_down(fields: dict[str, Any]) -> None:

@@ -522,7 +522,7 @@ def make_plan(
         vertices.append(_vertex(operator, subtasks, source, stage, outputs, ends=ends))
     settings = _draw_schedule(later, _draw_settings(random, later, strategy), blocking=blocking)
     if guaranteed:
-        settings = settings.model_copy(update=_draw_guarantee(later))
+        settings = settings.model_copy(update=_draw_guarantee(later, f"{parallelism} {edges}"))
         vertices = _draw_order(Random(f"order of {parallelism} {edges}"), vertices)
     graph = JobGraph(vertices=vertices, edges=edges, settings=settings)
     return Plan(graph, bounded or guaranteed, numbers)
@@ -579,17 +579,23 @@ def _draw_schedule(random: Random, settings: JobSettings, *, blocking: bool) -> 
     return settings.model_copy(update={"schedule": schedule, "start_when": start_when})
 
 
-def _draw_guarantee(random: Random) -> dict[str, Any]:
+def _draw_guarantee(random: Random, job: str) -> dict[str, Any]:
     return {
+        **_draw_beginning(Random(f"beginning of {job}")),
         "guarantee": "at_least_once",
         "snapshot_interval": random.choice([0.01, 0.05, 0.2, 1.0]),
         "snapshot_cost_max": random.choice([0.03, 1.0]),
         "durable_interval": random.choice([0.1, 0.5, 30.0]),
         "on_unavailable": None,
         "flow_control": "credit",
-        "schedule": "eager",
-        "start_when": None,
     }
+
+
+def _draw_beginning(random: Random) -> dict[str, Any]:
+    """Whether the consumers of a job with a guarantee are deployed at the first output of their producers."""
+    if random.random() < 0.6:
+        return {"schedule": "eager", "start_when": None}
+    return {"schedule": "first_output", "start_when": random.choice(["any", "all"])}
 
 
 def _store(random: Random, edges: list[Edge], ending: list[int]) -> None:

@@ -467,7 +467,7 @@ class Job:
 
         def wanted(edge: int) -> str:
             source = self.graph.vertices[self.graph.edges[edge].source].name
-            return f"{'all' if self.ends.is_kept(edge) else 'rows'} of {source}"
+            return f"{'all' if self.first_outputs.is_stored(edge) else 'rows'} of {source}"
 
         found = []
         for number, vertex in enumerate(self.graph.vertices):
@@ -1769,21 +1769,27 @@ class Job:
         tasks = self.subtasks.of(source)
         if all(task.state == "finished" for task in tasks):
             return True
-        there = not self.ends.is_kept(edge)
+        there = not self.first_outputs.is_stored(edge)
         return there and any(edge in task.readable and (task.runs or task.stays) for task in tasks)
 
     def deploys_ahead(self, leaving: Collection[int]) -> bool:
-        """Let waiting vertices be deployed that have rows on draining workers, so that no rows are lost in
-        the move. False: there are none."""
+        """Let waiting vertices be deployed that have rows on these workers, so that no rows are lost in a
+        move. False: there are none."""
         found = {
             self.graph.edges[edge].target
             for task in (self.subtasks.values() if self.first_outputs.is_used else ())
             if task.worker in leaving and (task.runs or task.stays)
             for edge in self.graph.outputs_of(task.operator)
-            if not self.ends.is_kept(edge) and self.subtasks.some_wait(self.graph.edges[edge].target)
+            if not self.first_outputs.is_stored(edge)
+            and self.subtasks.some_wait(self.graph.edges[edge].target)
         }
         self.first_outputs.go_ahead(found)
         return bool(found)
+
+    def reads_ahead(self, worker: int) -> bool:
+        """A worker retains much: let waiting vertices be deployed for which it retains rows. They might wait
+        for rows that a producer there has no room to write. False: there are none."""
+        return self.graph.settings.is_guaranteed and self.deploys_ahead([worker])
 
     def stages_due(self) -> list[DueStage]:
         """The stages that may be deployed now, if they have slots, in their order."""

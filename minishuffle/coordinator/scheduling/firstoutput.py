@@ -29,8 +29,8 @@ class FirstOutputs:
     def __init__(self, graph: JobGraph) -> None:
         self.is_used = graph.settings.schedule == "first_output"
         self.ahead: set[int] = set()
-        """Vertices that no longer wait for inputs, because workers with stored inputs of theirs are
-        draining."""
+        """Vertices that no longer wait for inputs, because workers with rows for them are draining, or retain
+        much."""
         self._kept = graph.kept_edges()
         vertices = range(len(graph.vertices)) if self.is_used else ()
         if graph.settings.starts_when == "any":
@@ -54,6 +54,10 @@ class FirstOutputs:
             pipelined = [number for number in edges if number not in self._kept]
             found += [pipelined] if pipelined else [[number] for number in edges]
         return found
+
+    def is_stored(self, edge: int) -> bool:
+        """Whether an input is ready only once all of it is there."""
+        return edge in self._kept
 
     def go_ahead(self, vertices: Iterable[int]) -> None:
         """These vertices no longer wait for inputs."""

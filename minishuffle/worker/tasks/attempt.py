@@ -303,9 +303,8 @@ class Attempt:
         pool = self._services.pool.create_pool(f"output {partition_id}", least, most)
         paths = self.paths
         acquire: Callable[[], Segment] = partial(paths.acquire, pool, self.note_limit)
-        if output.announced:
-            first = PartitionReadable(attempt=self.id, edge=output.edge)
-            acquire = partial(_acquire_first, acquire, partial(paths.post, self._services.fact, first), [])
+        if (announce := self._announcing(output)) is not None:
+            acquire = partial(_acquire_first, acquire, announce, [])
         pool.on_available(paths.bell.ring)
         self.pools[output.edge] = pool
         self.partitions[output.edge] = PipelinedPartition(
@@ -324,6 +323,11 @@ class Attempt:
             ),
             buffer_size=self._starting_bytes(),
         )
+
+    def _announcing(self, output: OutputSpec) -> Callable[[], None] | None:
+        """(Task.) Reports that consumers find something to read; None: nobody waits for that."""
+        first = PartitionReadable(attempt=self.id, edge=output.edge)
+        return partial(self.paths.post, self._services.fact, first) if output.announced else None
 
     def _starting_bytes(self) -> int | None:
         """Bytes per buffer until the consumer announces a size; None: fill the whole buffer."""
@@ -447,6 +451,7 @@ class Attempt:
             lost=self._lose_retained,
             on_stable=(lambda: None) if self.task.snapshots is None else self.task.snapshots.consumed,
             replayed=partial(self._replayed, output.operator),
+            begun=self._announcing(output),
         )
         if self.spec.attempt > FIRST_ATTEMPT:
             for each in partition.subpartitions:

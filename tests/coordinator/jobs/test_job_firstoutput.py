@@ -310,3 +310,36 @@ def test_a_worker_with_nothing_but_what_waits_leaves_once_others_have_its_slots(
     assert workers[COUNT].got(Shutdown)
     readable(cluster, workers, EARLY, FROM_EARLY)
     assert where(cluster)["count"] == ("created", 1, spare.worker)
+
+
+def test_rows_that_are_retained_are_there_to_be_read_and_come_again_from_the_next_attempt(
+    cluster: FakeCluster,
+) -> None:
+    workers = start(cluster, "all", guarantee="at_least_once")
+    cluster.hold(workers[LATE])
+    readable(cluster, workers, EARLY, FROM_EARLY)
+    assert waits(cluster)[0] == "count waits for rows of late"
+    cluster.fail(workers[EARLY], ("j1", EARLY, 0), TaskFailed.code, "boom")
+    readable(cluster, workers, LATE, FROM_LATE)
+    assert where(cluster)["count"] == WAITS, "the next attempt has written nothing so far"
+    readable(cluster, workers, EARLY, FROM_EARLY)
+    assert where(cluster)["count"] == ("created", 1, 3)
+    (deployed,) = [each for each in workers[COUNT].got(DeployTasks) if each.tasks]
+    assert all(gate.guaranteed for gate in deployed.tasks[0].inputs)
+    assert [list(deployed.channels(gate)) for gate in deployed.tasks[0].inputs] == [[(0, 2, 1)], [(0, 1, 2)]]
+
+
+@pytest.mark.parametrize("guarantee", ["loss", "at_least_once"])
+def test_what_a_full_worker_retains_is_read_whoever_waited_for_more(
+    guarantee: str, cluster: FakeCluster
+) -> None:
+    """The other input may come from there, and have no room for its first row."""
+    workers = start(cluster, "all", guarantee=guarantee)
+    readable(cluster, workers, EARLY, FROM_EARLY)
+    cluster.heartbeat(workers[COUNT], retains_much=True)
+    assert where(cluster)["count"] == WAITS, "nothing for it is retained there"
+    cluster.heartbeat(workers[EARLY], retains_much=True)
+    if guarantee == "loss":
+        assert where(cluster)["count"] == WAITS, "another job retains it"
+    else:
+        assert where(cluster)["count"] == ("created", 1, 3) and where(cluster)["out"] == WAITS
