@@ -309,7 +309,7 @@ class EventTimeOperator(RecordOperator):
         yield from self.write_keyed()
 
     def freeze_state(self) -> Iterator[StatePart]:
-        others = list(TaskState(self.holdings()).write(self.context.index))
+        others = TaskState(self.holdings()).freeze(self.context.index)
         return chain(others, self.write_keyed(frozen=True))
 
     def read_state(self, parts: Iterable[StatePart]) -> None:

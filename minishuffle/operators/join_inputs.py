@@ -132,7 +132,8 @@ class TimedJoin(EventTimeOperator):
     def holdings(self) -> dict[str, Holding]:
         found = super().holdings()
         for input, name in enumerate(SIDES):
-            found[name] = Holding("key", partial(self.write_side, input), partial(self.read_side, input))
+            write, read = partial(self.write_side, input), partial(self.read_side, input)
+            found[name] = Holding("key", write, read, is_fixed=True)
         return found
 
 

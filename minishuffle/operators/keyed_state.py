@@ -70,6 +70,7 @@ from minishuffle.operators.key_timers import KeyTimers
 from minishuffle.operators.row_store import ABSENT, FrozenRows, RowStore
 from minishuffle.operators.state_parts import (
     ORDER,
+    SLICE_ROWS,
     StatePart,
     as_column,
     by_rows,
@@ -84,9 +85,6 @@ __all__ = ["KeyedState"]
 Namespace: TypeAlias = "int | None"
 """The start of a window, in microseconds; None for values that are in none."""
 
-SLICE_ROWS: Final = 2_048
-"""Keys of Python that are written between two batches, at least: in 0.5 ms if values are numbers, in 2 if
-they are dicts."""
 _PLAIN: Final = frozenset({int, str, bytes, bool, NoneType})
 """Keys of these types are canonical to a dict as they are; their types are cheaper to ask for than forms."""
 

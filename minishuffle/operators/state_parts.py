@@ -38,6 +38,7 @@ __all__ = [
     "HASH",
     "KEY",
     "ORDER",
+    "SLICE_ROWS",
     "SUBTASK",
     "StatePart",
     "as_column",
@@ -61,6 +62,9 @@ HASH: Final = "hash"
 KEY: Final = "key"
 SUBTASK: Final = "subtask"
 ORDER: Final = "order"
+SLICE_ROWS: Final = 2_048
+"""Keys, or rows, of Python in a part that is made between two elements: in 0.5 ms if values are numbers, in 2
+if they are dicts."""
 _FORMAT: Final = b"minishuffle.state"
 _VERSION: Final = b"2"
 _READABLE: Final = (b"1", _VERSION)

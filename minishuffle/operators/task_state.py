@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ from minishuffle.operators.state_parts import (
     HASH,
     KEY,
     ORDER,
+    SLICE_ROWS,
     SUBTASK,
     StatePart,
     by_columns,
@@ -70,6 +72,8 @@ class Holding:
     scope: Scope
     write: Callable[[], Iterable[Records]]
     read: Callable[[Records], None]
+    is_fixed: bool = False
+    """Nobody changes the records that ``write`` has given, nor what they hold, while the state goes on."""
 
 
 class TaskState:
@@ -89,11 +93,19 @@ class TaskState:
             UnserializableRecord: an exchange would not take a row.
         """
         for name, holding in self._holdings.items():
-            number = 0
-            for records in holding.write():
-                owner = index if holding.scope == "subtask" else None
-                yield from cut(_part(name, records, number, owner))
-                number += len(records)
+            yield from _parts(name, holding, holding.write(), index)
+
+    def freeze(self, index: int) -> Iterator[StatePart]:
+        """What :meth:`write` gives now; but records that nobody changes are only held on to, and packed when
+        their part is asked for."""
+        found = list[Iterable[StatePart]]()
+        for name, holding in self._holdings.items():
+            if holding.is_fixed:
+                some = [piece for records in holding.write() for piece in _sliced(records)]
+                found.append(_parts(name, holding, some, index))
+            else:
+                found.append(list(_parts(name, holding, holding.write(), index)))
+        return chain.from_iterable(found)
 
     def read(self, parts: Iterable[StatePart]) -> None:
         """Go on with the parts of its names that :meth:`write` gave, those of one subtask in the order in
@@ -104,6 +116,25 @@ class TaskState:
         """
         for part in in_order(part for part in parts if part.name in self._holdings):
             self._holdings[part.name].read(_records(part))
+
+
+def _parts(name: str, holding: Holding, written: Iterable[Records], index: int) -> Iterator[StatePart]:
+    owner, number = index if holding.scope == "subtask" else None, 0
+    for records in written:
+        yield from cut(_part(name, records, number, owner))
+        number += len(records)
+
+
+def _sliced(records: Records) -> Iterator[Records]:
+    """Rows in pieces that take a moment each to be packed; columns as they are."""
+    if not isinstance(records.payload, list):
+        yield records
+        return
+    for begin in range(0, len(records), SLICE_ROWS):
+        some = slice(begin, begin + SLICE_ROWS)
+        keys = None if records.keys is None else records.keys[some]
+        marks = {name: column[some] for name, column in records.marks.items()}
+        yield Records(records.payload[some], keys, marks)
 
 
 def _part(name: str, records: Records, number: int, owner: int | None) -> StatePart:

@@ -10,7 +10,8 @@ import pytest
 
 from minishuffle.exchange.keys import destination, stable_hash
 from minishuffle.limits import BATCH_ROWS_MAX
-from minishuffle.operators.state_parts import StatePart, divided
+from minishuffle.operators import task_state
+from minishuffle.operators.state_parts import SLICE_ROWS, StatePart, divided
 from minishuffle.operators.task_state import Holding, Records, Scope, TaskState
 
 
@@ -78,3 +79,31 @@ def test_many_records_are_cut_into_parts() -> None:
     found = read("subtask", parts[::-1], 0, 1)
     assert [records.payload["n"][0].as_py() for records in found] == [0, BATCH_ROWS_MAX, -1]
     assert [records.marks["m"][0].as_py() for records in found] == [0, BATCH_ROWS_MAX, 0]
+
+
+def test_rows_that_nobody_changes_are_packed_a_few_at_a_time_when_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packed_rows: list[int] = []
+    pack = task_state.packed
+    monkeypatch.setattr(task_state, "packed", lambda rows: (packed_rows.append(len(rows)), pack(rows))[1])
+    count = 2 * SLICE_ROWS + 1
+    held = [Records([{"n": n} for n in range(count)], list(range(count)), {"m": pa.array(range(count))})]
+    state = TaskState({"held": Holding("key", lambda: held, held.append, is_fixed=True)})
+    parts = state.freeze(0)
+    assert packed_rows == []
+    held.clear()
+    found = [next(parts)]
+    assert packed_rows == [SLICE_ROWS]
+    got = read("key", [*found, *parts], 0, 1)
+    assert packed_rows == [SLICE_ROWS, SLICE_ROWS, 1]
+    assert [n for records in got for n in records.keys] == list(range(count))
+    assert rows(got) == [{"n": n} for n in range(count)]
+    assert [n.as_py() for records in got for n in records.marks["m"]] == list(range(count))
+
+
+def test_other_rows_are_packed_at_once() -> None:
+    row = {"n": 1}
+    parts = TaskState({"held": Holding("key", lambda: [Records([row], [1])], list)}).freeze(0)
+    row["n"] = 2
+    assert rows(read("key", list(parts), 0, 1)) == [{"n": 1}]
