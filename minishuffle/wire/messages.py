@@ -63,7 +63,9 @@ class ControlMessage(BaseModel):
     finite and at least 0. Validation of a list or map stops at its first invalid entry.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # What pydantic validates a type with is made with the first message of it: a command and a worker use a
+    # few of the ninety.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     by_type: ClassVar[dict[str, type[ControlMessage]]] = {}
 
     @classmethod

@@ -131,6 +131,7 @@ def run() -> None:
 
         import minishuffle.cli.main
         import minishuffle.cli.worker
+        from minishuffle.wire import messages
 
         if kind == "coordinator":
             import minishuffle.coordinator.journal.lock
@@ -152,6 +153,8 @@ def run() -> None:
             for package in (minishuffle.connectors, minishuffle.operators):
                 for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
                     importlib.import_module(module.name)
+        for each in messages.ControlMessage.by_type.values():
+            each.model_rebuild()  # Else each process makes it for itself, at its first message of that type.
     serve(socket.socket(fileno=int(descriptor)))
     try:
         entry.main()
