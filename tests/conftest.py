@@ -169,6 +169,7 @@ def left_behind(before: Held) -> list[str]:
     deadline = time.monotonic() + SETTLE_SECONDS_MAX
     while (leaked := Held.now().beyond(before)) and time.monotonic() < deadline:
         time.sleep(SETTLE_STEP_SECONDS)
+        gc.collect()  # a thread that has just ended may have left a cycle
     return leaked
 
 
