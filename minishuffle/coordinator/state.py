@@ -405,6 +405,7 @@ class CoordinatorState:
                 job.end_overdue_pause(self._wall(now))
                 job.end_overdue_move(self._wall(now))
                 job.look_at_savepoint(self._wall(now))
+                job.holders.retry(self._wall(now))
                 job.cut_within(
                     self._settings.savepoint_timeout,
                     self._settings.pause_timeout,

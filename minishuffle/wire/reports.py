@@ -210,11 +210,13 @@ class StateWritten(ControlMessage):
 
 class SnapshotsHeld(ControlMessage):
     """The holder of a task's snapshots has all that are to be kept, for the first time: the task can go on
-    from what it has. With a ``problem`` it can hold no more. ``attempt`` is that of the holder."""
+    from what it has. With a ``problem`` it can hold no more; if what it has is ``readable``, it serves that
+    until it is released. ``attempt`` is that of the holder."""
 
     kind: Literal["snapshots_held"] = "snapshots_held"
     attempt: AttemptRef
     problem: str = ""
+    readable: bool = False
 
 
 Fact: TypeAlias = (

@@ -354,10 +354,11 @@ class FakeCluster:
             attempt = AttemptId.of(*key, spec.attempt)
             self.fact(worker, PartitionReadable(attempt=attempt, edge=edge))
 
-    def hold(self, worker: FakeWorker, problem: str = "") -> None:
+    def hold(self, worker: FakeWorker, problem: str = "", *, readable: bool = False) -> None:
         """All its holders of snapshots say that they have all; or that they can hold no more."""
         for each in sorted(worker.holders):
-            self.fact(worker, SnapshotsHeld(attempt=AttemptId.of(*each), problem=problem))
+            fact = SnapshotsHeld(attempt=AttemptId.of(*each), problem=problem, readable=readable)
+            self.fact(worker, fact)
 
     def stand(self, worker: FakeWorker, key: tuple[str, int, int], **standing: Any) -> None:
         """A task stands behind the barrier of its job, or as it is given."""

@@ -85,11 +85,11 @@ def _apply_of_holder(job: Job, worker: int, fact: Fact | TaskReport, at: float) 
     operator, index = fact.attempt.subtask.key
     held = HeldTask((held_operator(operator), index), fact.attempt.attempt)
     match fact:
-        case SnapshotsHeld(problem=problem):
-            return job.snapshots_held(worker, held, problem, at)
+        case SnapshotsHeld():
+            return job.snapshots_held(worker, held, fact, at)
         case TaskStateChanged(state="failed", error=error):
             problem = "it has failed" if error is None else error.text
-            return job.snapshots_held(worker, held, problem, at)
+            return job.snapshots_held(worker, held, SnapshotsHeld(attempt=fact.attempt, problem=problem), at)
     return False
 
 

@@ -20,10 +20,11 @@ recovery.)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from minishuffle.backoff import Backoff
 from minishuffle.coordinator.jobs.lifecycle import PENDING
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
 from minishuffle.coordinator.jobs.positions import Resumption
@@ -33,8 +34,14 @@ from minishuffle.errors import StateLost
 from minishuffle.ids import FIRST_ATTEMPT, AttemptId, holder_operator
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import ErrorInfo, PlacedAttempt, TaskAttempt
+from minishuffle.wire.reports import SnapshotsHeld
 
 __all__ = ["HeldTask", "Holder", "Holders", "state_lost"]
+
+
+RETRY: Final = Backoff(first=10.0, longest=300.0)
+"""Until a worker that could hold no more for a task is named for it again: there may be room by then, and the
+task sends all its snapshots."""
 
 
 class HeldTask(NamedTuple):
@@ -73,7 +80,15 @@ class Holder(Record):
     is_lost: bool = False
     """A holder was lost that may have had snapshots, and no other has all."""
     shunned: tuple[int, ...] = ()
-    """Workers that could hold no more for the task."""
+    """Workers that could hold no more for the task, and are not named before ``retry_at``."""
+    retry_at: float = 0.0
+    """Wall clock; 0: there are none."""
+    failures: int = 0
+    """Holders in a row that could hold no more."""
+    problem: str = ""
+    """Why the last of these could not."""
+    is_bare: bool = False
+    """It was said that no other worker can hold."""
 
     def named(self, worker: int) -> None:
         """The next holder is on this worker."""
@@ -82,6 +97,12 @@ class Holder(Record):
     def holds(self) -> None:
         """It has all that are to be kept."""
         self.has_all, self.is_lost, self.former, self.former_worker = True, False, 0, 0
+        self.shunned, self.retry_at, self.failures, self.problem, self.is_bare = (), 0.0, 0, "", False
+
+    @property
+    def has_what_is_there(self) -> bool:
+        """The last one has what a next attempt begins with, be it nothing."""
+        return self.has_all or (self.number == FIRST_ATTEMPT and not self.is_lost)
 
     def steps_down(self) -> None:
         """Another is about to be named. A live holder stays as the former one, if there is none."""
@@ -94,14 +115,21 @@ class Holder(Record):
         self.worker, self.has_all = 0, False
         self.is_lost = self.is_lost or not self.former
 
-    def failed(self) -> None:
-        """It can hold no more, and its worker is not to be named again."""
+    def failed(self, problem: str, at: float, *, readable: bool) -> None:
+        """It can hold no more, and its worker is not to be named again for a while. If its snapshots are
+        ``readable`` and complete, it stays until the next one has all."""
         self.shunned = (*self.shunned, self.worker)
-        self.lost()
+        self.failures, self.problem = self.failures + 1, problem
+        self.retry_at = at + RETRY.seconds(self.failures)
+        if readable and self.has_what_is_there and not self.former:
+            self.steps_down()
+        else:
+            self.lost()
 
-    def forgive(self, worker: int) -> None:
-        """Let that worker be named again."""
-        self.shunned = tuple(each for each in self.shunned if each != worker)
+    def forgive(self, workers: Collection[int]) -> None:
+        """Let these workers be named again."""
+        self.shunned = tuple(each for each in self.shunned if each not in workers)
+        self.retry_at = self.retry_at if self.shunned else 0.0
 
     def former_lost(self) -> None:
         """The one before it is gone, with all that it had."""
@@ -162,7 +190,14 @@ class Holders:
             for held in self.on(worker):
                 self._drop(worker, held)
         for key, holder in self._of.items():
-            self._of[key] = Holder(number=holder.number, shunned=holder.shunned)
+            self._of[key] = Holder(
+                number=holder.number,
+                shunned=holder.shunned,
+                retry_at=holder.retry_at,
+                failures=holder.failures,
+                problem=holder.problem,
+                is_bare=holder.is_bare,
+            )
             self._subtasks.touch(key)
 
     def alone(self) -> list[TaskKey]:
@@ -176,9 +211,10 @@ class Holders:
             if not self._of[key].has_all:
                 self._changing(key).is_lost = True
 
-    def reported(self, worker: int, held: HeldTask, problem: str) -> bool:
+    def reported(self, worker: int, held: HeldTask, fact: SnapshotsHeld, at: float) -> bool:
         """A holder has all that are to be kept, or, with a ``problem``, can hold no more, or not give what it
         has: the one before it, too. False if it is neither."""
+        problem = fact.problem
         holder = self._of.get(held.key)
         is_former = holder is not None and (holder.former_worker, holder.former) == (worker, held.number)
         is_last = holder is not None and (holder.worker, holder.number) == (worker, held.number)
@@ -186,8 +222,12 @@ class Holders:
             return False
         self._subtasks.touch(held.key)
         if problem:
-            self._drop(worker, held)
-            (holder.failed if is_last else holder.former_lost)()
+            if is_last:
+                holder.failed(problem, at, readable=fact.readable)
+            else:
+                holder.former_lost()
+            if holder.former != held.number:
+                self._drop(worker, held)
         else:
             if holder.former:
                 self._drop(holder.former_worker, HeldTask(held.key, holder.former))
@@ -199,8 +239,31 @@ class Holders:
         for held in self.on(worker):
             self.gone(worker, held)
         for key in [key for key, each in self._of.items() if worker in each.shunned]:
-            self._changing(key).forgive(worker)
+            self._changing(key).forgive([worker])
         self._dropped = [each for each in self._dropped if each[0] != worker]
+
+    def unheld(self, key: TaskKey) -> bool:
+        """No worker is left to hold for a task whose holder has failed: the task goes on alone, as without
+        one, and a former holder is released. Gives whether that is new."""
+        holder = self._of[key]
+        if holder.is_bare and not holder.former:
+            return False
+        self._subtasks.touch(key)
+        if holder.former:
+            self._drop(holder.former_worker, HeldTask(key, holder.former))
+            holder.former_lost()
+        is_new, holder.is_bare = not holder.is_bare, True
+        return is_new
+
+    def retry(self, at: float) -> None:
+        """Let workers that could hold no more be named again, once that is due."""
+        for key, holder in self._of.items():
+            if holder.shunned and holder.retry_at <= at:
+                self._changing(key).forgive(holder.shunned)
+
+    def next_time(self) -> float | None:
+        """When :meth:`retry` has something to do."""
+        return min((each.retry_at for each in self._of.values() if each.shunned), default=None)
 
     def gone(self, worker: int, held: HeldTask) -> None:
         """A holder is not on its worker any more, or never was."""
@@ -276,8 +339,7 @@ class Holders:
 
     def _is_alone(self, task: Subtask) -> bool:
         holder = self._of[task.key]
-        has_what_is_there = holder.has_all or (holder.number == FIRST_ATTEMPT and not holder.is_lost)
-        away = {holder.worker if has_what_is_there else 0, holder.former_worker}
+        away = {holder.worker if holder.has_what_is_there else 0, holder.former_worker}
         return not away - {0, task.worker}
 
     def on(self, worker: int) -> list[HeldTask]:

@@ -6,7 +6,7 @@ The tables of transitions and effects are in :mod:`~minishuffle.coordinator.jobs
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final, assert_never
 
 from minishuffle import limits
@@ -110,6 +110,7 @@ from minishuffle.wire.messages import (
 from minishuffle.wire.packed import pack_placement
 from minishuffle.wire.reports import (
     Collected,
+    SnapshotsHeld,
     StateTaken,
     StateWritten,
     TaskStateChanged,
@@ -594,16 +595,22 @@ class Job:
             self.task_stands(task, report.standing, at)
         self.progress.exchanged(task, report.traffic, report.counters.rows_dropped)
 
-    def snapshots_held(self, worker: int, held: HeldTask, problem: str, at: float) -> bool:
+    def snapshots_held(self, worker: int, held: HeldTask, fact: SnapshotsHeld, at: float) -> bool:
         """A holder of a task's snapshots has all of them, or can hold no more; False if it is another's."""
-        if not self.holders.reported(worker, held, problem):
+        if held.key not in self.holders:
+            return False
+        before = replace(self.holders.of(held.key))
+        if not self.holders.reported(worker, held, fact, at):
             return False
         task = self.subtasks[held.key]
-        if problem:
-            text = f"worker {worker} can hold no more snapshots of {task}: {problem}"
-            self._note(task, "holder failed", at, text)
+        if fact.problem:
+            text = f"worker {worker} can hold no more snapshots of {task}: {fact.problem}"
+            if fact.problem != before.problem:
+                self._note(task, "holder failed", at, text)
         else:
             task.has_begun()
+            if before.is_bare:
+                self._note(task, "task protected", at, f"worker {worker} has the snapshots of {task} again")
         return True
 
     def reconcile_holders(self, worker: int, there: Iterable[AttemptId]) -> None:
@@ -1447,6 +1454,7 @@ class Job:
             times.append(self.cuts.next_at)
         if self.fallback.next_at:
             times.append(self.fallback.next_at)
+        times.append(self.holders.next_time())
         return min((time for time in times if time is not None), default=None)
 
     def _holds_back(self, key: TaskKey) -> bool:

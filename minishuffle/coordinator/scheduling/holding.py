@@ -38,7 +38,8 @@ def name_holders(
     id. Where only its own worker is left, a task keeps the holder that it has there, if any: it goes on, but
     would be lost with that worker.
 
-    A worker that could hold no more for a task is not named for it again.
+    A worker that could hold no more for a task is not named for it again for a while. Is there no other
+    meanwhile, the task goes on alone.
 
     Args:
         due: tasks that are about to be deployed, in their slots.
@@ -48,6 +49,7 @@ def name_holders(
     if not job.holders or job.stopping or job.terminal:
         return
     named: dict[int, list[Subtask]] = {}
+    alone: list[Subtask] = []
     places, held = {each.worker: each for each in workers}, Counter(load)
     able = [each for each in takers(workers) if each.worker not in job.links.closed()]
     ready = {task.key for task in due}
@@ -65,9 +67,14 @@ def name_holders(
             held[holder.worker] -= holder.worker > 0
             job.holders.name(task.key, worker)
             named.setdefault(worker, []).append(task)
+        elif holder.shunned and not holder.worker and job.holders.unheld(task.key):
+            alone.append(task)
     for worker, tasks in sorted(named.items()):
         text = f"worker {worker} holds the snapshots of {names_of(tasks)}"
         job.history.note(at, "holder named", text, worker=worker)
+    if alone:
+        text = f"no other worker can hold the snapshots of {names_of(alone)}, lost if its own is: "
+        job.history.note(at, "tasks unprotected", text + "they are offered again after a while")
 
 
 def _may_stay(holder: Holder, home: Worker, able: Iterable[Worker]) -> bool:

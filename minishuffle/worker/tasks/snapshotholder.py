@@ -10,6 +10,9 @@ that are whole, gives up what the task says need not be kept, and then acknowled
 named another attempt of the task, nothing that an earlier one has sent is taken or acknowledged any more. So
 what the other attempt reads stays as it is, and the earlier one, should it still run, cannot have its
 producers give up what the other will ask for.
+
+A holder that can take no more, since the disk is full or a snapshot has not come as a whole, says so and
+reads nothing any more. What it has stays as it is, for a next attempt to go on from, until another has all.
 """
 
 from __future__ import annotations
@@ -19,10 +22,17 @@ import os
 import threading
 from collections.abc import Collection
 from functools import partial
-from typing import Final, Literal
+from typing import Literal
 
 from minishuffle import limits
-from minishuffle.errors import ResourceExhausted, TaskCancelled, clipped, described
+from minishuffle.errors import (
+    PartitionLost,
+    RemoteProtocolError,
+    ShuffleError,
+    TaskCancelled,
+    clipped,
+    described,
+)
 from minishuffle.exchange.blocking import BlockingPartition
 from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.elements import ElementFormat, Part, pack_header
@@ -45,8 +55,6 @@ from minishuffle.worker.tasks.statehandover import state_partition
 
 __all__ = ["SnapshotHolder", "cannot_hold", "snapshot_memory"]
 
-FULL_DISK_SECONDS: Final = 1.0
-"""Seconds between two tries to write to a disk that is full."""
 _log = logging.getLogger("minishuffle.worker")
 
 
@@ -58,16 +66,29 @@ def snapshot_memory(setting: int | Literal["auto"]) -> int:
     return min(memory // limits.SNAPSHOT_MEMORY_SHARE, limits.SNAPSHOT_MEMORY_BYTES_MAX)
 
 
-def cannot_hold(holder: AttemptId, error: Exception) -> SnapshotsHeld:
-    """The report of a holder that takes no more snapshots."""
-    return SnapshotsHeld(attempt=holder, problem=clipped(described(error), limits.LINK_ERROR_CHARS_MAX))
+def cannot_hold(holder: AttemptId, error: Exception, *, readable: bool = False) -> SnapshotsHeld:
+    """The report of a holder that takes no more snapshots; whether what it has can be read."""
+    problem = str(error) if isinstance(error, ShuffleError) else described(error)
+    return SnapshotsHeld(
+        attempt=holder, problem=clipped(problem, limits.LINK_ERROR_CHARS_MAX), readable=readable
+    )
+
+
+def _incomplete(missing: Collection[int], marker: SnapshotMarker) -> RemoteProtocolError:
+    """The error for a marker that wants snapshots kept which the holder does not have."""
+    numbers = ", ".join(map(str, sorted(missing)))
+    return RemoteProtocolError(
+        f"not all of snapshot {numbers} has come before the marker of {marker.elements} elements that wants "
+        "it kept: another holder gets all snapshots again"
+    )
 
 
 class SnapshotHolder:
     """Holds the snapshots of one task; its thread runs from the beginning to :meth:`release`.
 
     Invariants: the latest attempt of the task that the coordinator has named has sent every snapshot that is
-    kept, or has begun with it; none is given up before this attempt says so.
+    kept, or has begun with it; none is given up before this attempt says so. A marker is acknowledged only if
+    every snapshot that it wants kept is.
 
     Args:
         id: of the holder, see :func:`~minishuffle.ids.holder_operator`.
@@ -95,7 +116,8 @@ class SnapshotHolder:
         )
         # The loop's.
         self._attempt = task_attempt
-        self._released = False
+        self._stopped = False
+        """Nothing is taken any more."""
         self._nothing = self._make_partition()
         self._nothing.finish()
         self._kept = {BEGUN: self._nothing} if id.attempt == FIRST_ATTEMPT else dict[int, BlockingPartition]()
@@ -126,7 +148,7 @@ class SnapshotHolder:
             store,
             capacity=services.pool.segment_bytes,
             disk=services.disk,
-            lost=self._fail,
+            lost=self._lose,
         )
 
     # --- thread ----------------------------------------------------------------------------------
@@ -145,7 +167,7 @@ class SnapshotHolder:
         except TaskCancelled:
             pass
         except Exception as error:  # whatever it is: the task gets another holder
-            paths.post(self._fail, error)
+            paths.post(self._stop, error)
         finally:
             self._drop_coming()
 
@@ -158,7 +180,8 @@ class SnapshotHolder:
         if isinstance(what, memoryview):
             if self._coming is None:
                 self._coming = self._make_partition()
-            self._store(self._coming, what)
+            parts: list[Part] = [pack_header(len(what), 1, ElementFormat.STATE), what]
+            self._coming.write(0, 1, parts)
             return
         whole = self._take_whole(what)
         # Not by the paths, which drop what is said once they are closed: the snapshot is to be freed.
@@ -176,25 +199,6 @@ class SnapshotHolder:
         coming.finish()
         return coming
 
-    def _store(self, coming: BlockingPartition, payload: memoryview) -> None:
-        """Store an element; waits while the disk is full.
-
-        Raises:
-            TaskCancelled: meanwhile.
-        """
-        parts: list[Part] = [pack_header(len(payload), 1, ElementFormat.STATE), payload]
-        was_full = False
-        while True:
-            try:
-                coming.write(0, 1, parts)
-            except ResourceExhausted as error:
-                if not was_full:
-                    _log.warning("snapshots are not taken until there is room: %s", error)
-                was_full = True
-                self._paths.rest(FULL_DISK_SECONDS)
-            else:
-                return
-
     def _drop_coming(self) -> None:
         coming, self._coming = self._coming, None
         if coming is not None:
@@ -202,10 +206,19 @@ class SnapshotHolder:
 
     # --- loop ------------------------------------------------------------------------------------
 
-    def _fail(self, error: Exception) -> None:
-        """Snapshots cannot be taken, or one that is kept cannot be read: the task needs another holder."""
-        _log.error("holder %s fails", self.id, exc_info=error)
+    def _lose(self, error: PartitionLost) -> None:
+        """One that is kept cannot be read."""
+        _log.error("holder %s: %s", self.id, error)
         self._services.snapshots_held(cannot_hold(self.id, error))
+
+    def _stop(self, error: Exception) -> None:
+        """No more can be taken: the task needs another holder, and may go on from what is here until then."""
+        expected = isinstance(error, ShuffleError)
+        _log.warning("holder %s takes no more: %s", self.id, error, exc_info=None if expected else error)
+        self._stopped = True
+        self._paths.close()
+        self._input.gate.close()
+        self._services.snapshots_held(cannot_hold(self.id, error, readable=True))
 
     @property
     def channel(self) -> InputChannel:
@@ -225,11 +238,19 @@ class SnapshotHolder:
         self, attempt: int, end: int, marker: SnapshotMarker, whole: BlockingPartition | None
     ) -> None:
         """A marker has come, with the snapshot before it if that is whole; ``end`` is the row behind it."""
-        if attempt < self._attempt or self._released:
+        if attempt < self._attempt or self._stopped:
             if whole is not None:
                 whole.release(False)
             return
         self.fence(attempt)
+        missing = set(marker.keep) - self._kept.keys() - {BEGUN}
+        if whole is not None:
+            missing.discard(marker.number)
+        elif marker.ends_one:
+            missing.add(marker.number)
+        if missing and marker.holder == self.id.attempt:  # one that is for another may follow a gap
+            self._stop(_incomplete(missing, marker))
+            return
         if whole is not None:
             self._keep(self._kept.keys() - {marker.number})  # it may have come before
             self._kept[marker.number] = whole
@@ -259,7 +280,7 @@ class SnapshotHolder:
 
     def release(self) -> None:
         """Hold nothing any more; idempotent."""
-        self._released = True
+        self._stopped = True
         self._paths.close()
         self._input.gate.close()
         self._keep([])

@@ -12,9 +12,17 @@ from minishuffle.coordinator.jobs.positions import Resumption
 from minishuffle.coordinator.jobs.subtasks import Subtasks
 from minishuffle.errors import StateLost, error_from_code
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.wire.reports import SnapshotsHeld
 
 MakeGraph = Callable[..., JobGraph]
 KEY = (1, 0)
+
+
+def report(each: Holders, worker: int, number: int, problem: str = "", *, readable: bool = False) -> bool:
+    """The holder of that number says that it has all, or can hold no more."""
+    held = HeldTask(KEY, number)
+    fact = SnapshotsHeld(attempt=held.of("j1"), problem=problem, readable=readable)
+    return each.reported(worker, held, fact, 100.0)
 
 
 def new_holders() -> Holders:
@@ -56,19 +64,58 @@ def test_the_last_one_that_had_all_is_read_until_the_next_has() -> None:
     each.name(KEY, 3)
     each.name(KEY, 4)
     assert source(each) == (2, 1, False) and each.take_dropped() == [(3, HeldTask(KEY, 2))]
-    assert each.reported(4, HeldTask(KEY, 3), "")
+    assert report(each, 4, 3)
     assert source(each) == (4, 3, False) and each.take_dropped() == [(2, HeldTask(KEY, 1))]
-    assert not each.reported(2, HeldTask(KEY, 1), "")
+    assert not report(each, 2, 1)
 
 
 def test_one_that_cannot_give_what_it_has_is_lost_though_the_next_is_named() -> None:
     each = new_holders()
     each.name(KEY, 2)
-    assert each.reported(2, HeldTask(KEY, 1), "")
+    assert report(each, 2, 1)
     each.name(KEY, 3)
     assert source(each) == (2, 1, False)
-    assert each.reported(2, HeldTask(KEY, 1), "its disk is broken")
+    assert report(each, 2, 1, "its disk is broken")
     assert source(each) == (3, 2, True) and each.take_dropped() == [(2, HeldTask(KEY, 1))]
+    each.validate()
+
+
+def test_one_that_can_hold_no_more_serves_what_it_has_until_the_next_has_all() -> None:
+    each = new_holders()
+    each.name(KEY, 2)
+    report(each, 2, 1)
+    assert report(each, 2, 1, "the disk is full", readable=True)
+    assert source(each) == (2, 1, False) and not each.take_dropped() and each.worker_of(KEY) == 0
+    each.name(KEY, 3)
+    report(each, 3, 2, "the disk is full", readable=True)
+    assert source(each) == (2, 1, False) and each.take_dropped() == [(3, HeldTask(KEY, 2))]
+    each.name(KEY, 4)
+    report(each, 4, 3)
+    assert source(each) == (4, 3, False) and each.take_dropped() == [(2, HeldTask(KEY, 1))]
+    each.validate()
+
+
+def test_a_task_that_nobody_else_can_hold_for_is_alone_until_the_next_try() -> None:
+    each = new_holders()
+    each.name(KEY, 2)
+    report(each, 2, 1)
+    report(each, 2, 1, "the disk is full", readable=True)
+    assert KEY not in each.alone(), "what is there may serve as long as another can be named"
+    assert each.unheld(KEY) and not each.unheld(KEY)
+    assert KEY in each.alone() and each.take_dropped() == [(2, HeldTask(KEY, 1))]
+    assert KEY in {task.key for task in each.unprotected()}
+    each.retry(109.9)
+    assert each.of(KEY).shunned == (2,) and each.next_time() == 110.0
+    each.retry(110.0)
+    assert each.of(KEY).shunned == () and each.next_time() is None
+    each.name(KEY, 2)
+    report(each, 2, 2, "the disk is full", readable=True)
+    assert each.next_time() == 120.0, "the second wait is twice as long"
+    assert not each.unheld(KEY), "it was said"
+    each.retry(120.0)
+    each.name(KEY, 2)
+    report(each, 2, 3)
+    assert source(each) == (2, 3, False) and each.of(KEY).failures == 0 and not each.of(KEY).is_bare
     each.validate()
 
 
@@ -80,7 +127,7 @@ def test_what_was_lost_is_needed_of_the_next_one_and_not_any_more_once_that_has_
     assert each.without_state(tasks) == tasks and source(each) == (0, 0, True)
     each.name(KEY, 3)
     assert source(each) == (3, 2, True) and not each.without_state(tasks)
-    each.reported(3, HeldTask(KEY, 2), "")
+    report(each, 3, 2)
     assert source(each) == (3, 2, False)
 
 
@@ -93,7 +140,7 @@ def test_a_task_without_a_holder_cannot_begin_anew_once_a_durable_snapshot_has_f
     each.name(KEY, 2)
     assert source(each) == (2, 1, True) and KEY not in each.alone()
     assert KEY in {task.key for task in each.unprotected()}, "it has nothing so far"
-    each.reported(2, HeldTask(KEY, 1), "")
+    report(each, 2, 1)
     each.freed([KEY])
     assert source(each) == (2, 1, False), "the holder has what came after"
 
@@ -141,7 +188,7 @@ def test_nobody_reads_a_holder_that_is_gone_and_none_goes_before_its_successor_h
             each.worker_lost(worker)
             there = {number: at for number, at in there.items() if at != worker}
         elif kind in ("all", "fails") and holder.worker:
-            each.reported(holder.worker, HeldTask(KEY, holder.number), "full" if kind == "fails" else "")
+            report(each, holder.worker, holder.number, "full" if kind == "fails" else "")
             has = holder.number if kind == "all" else has
         for _, held in each.take_dropped():
             there.pop(held.number, None)

@@ -235,6 +235,45 @@ def test_a_holder_that_can_hold_no_more_is_replaced(cluster: FakeCluster, guaran
     assert cluster.state.ignored == ignored + 1
 
 
+def test_one_whose_disk_is_full_serves_what_it_has_until_another_has_all(
+    cluster: FakeCluster, guaranteed: MakeGraph
+) -> None:
+    _, two, three = start(cluster, guaranteed(1, 1), 1)
+    cluster.hold(two)
+    cluster.hold(two, problem="disk full", readable=True)
+    assert held(three) == [(0, 0, 2), (1, 0, 2)] and held(two) == [(0, 0, 1), (1, 0, 1)]
+    cluster.hold(three)
+    assert not held(two) and cluster.show("j1").unprotected == 0
+
+
+def test_where_no_other_can_hold_the_tasks_are_unprotected_and_are_offered_again(
+    cluster: FakeCluster, guaranteed: MakeGraph
+) -> None:
+    _, two = start(cluster, guaranteed(1, 1))
+    cluster.hold(two)
+    for number, seconds in ((1, 10.0), (2, 20.0)):
+        cluster.hold(two, problem="disk full", readable=True)
+        assert not held(two) and cluster.show("j1").unprotected == 2
+        cluster.advance(seconds)
+        assert held(two) == [(0, 0, number + 1), (1, 0, number + 1)]
+    assert cluster.show("j1").unprotected == 2
+    cluster.hold(two)
+    assert cluster.show("j1").unprotected == 0
+    events = cluster.request(GetEvents(job="j1")).events
+    said = [each.text for each in events if each.kind in ("tasks unprotected", "task protected")]
+    assert said == [
+        *(
+            f"no other worker can hold the snapshots of {name}[0], lost if its own is: they are offered "
+            "again after a while"
+            for name in ("read", "count")
+        ),
+        "worker 2 has the snapshots of read[0] again",
+        "worker 2 has the snapshots of count[0] again",
+    ]
+    kinds = [each.kind for each in events]
+    assert kinds.count("holder failed") == 2, "once for each task, not at each try"
+
+
 def test_a_worker_that_drains_is_taken_over_from_before_it_ends(
     cluster: FakeCluster, guaranteed: MakeGraph
 ) -> None:
