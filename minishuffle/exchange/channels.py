@@ -520,8 +520,8 @@ class InputChannel:
         self._stopped_at = self._barriers_over = 0
         """The barrier behind which the attachment gives nothing, 0 if there is none; and the last of those
         that stop nothing."""
-        self._version = NO_VERSION
-        """The version of the attachment's rows."""
+        self._version = self._end_version = NO_VERSION
+        """The versions of the attachment's rows, and of those that the task has read to their end."""
         self._stable: ChannelRows | None = None
         """What the oldest snapshot of the task covers."""
         self._read_to_end: Attachment | None = None
@@ -558,11 +558,12 @@ class InputChannel:
         return self._buffers.credit
 
     def attach_remote(self, link: ConsumerLink, request: PartitionRequest) -> None:
-        """Read from a producer behind ``link`` from now on; no effect once the channel is closed.
+        """Read from a producer behind ``link`` from now on; no effect once the channel is closed, or the task
+        has finished with rows of another version.
 
         The first row that is wanted is filled in.
         """
-        if not self._closed:
+        if self._takes(request.version):
             self._replace(request.version)
             attachment = RemoteAttachment(self, self._buffers, link, request.generation)
             self.attachment = attachment
@@ -577,11 +578,11 @@ class InputChannel:
         attempt: int = FIRST_ATTEMPT,
         version: int = NO_VERSION,
     ) -> None:
-        """Read from a producer in this process from now on; no effect once the channel is closed.
+        """Read from a producer in this process from now on; no effect where :meth:`attach_remote` has none.
 
         Args: those of :class:`LocalAttachment`, and the version of the producer's rows.
         """
-        if not self._closed:
+        if self._takes(version):
             self._replace(version)
             credit = self._buffers.local_credit
             attachment = LocalAttachment(
@@ -592,6 +593,9 @@ class InputChannel:
                 attachment.resize(self._buffers.buffer_size)
             attachment.pump()
             self.announce_stable()
+
+    def _takes(self, version: int) -> bool:
+        return not (self._closed or (self._listens and version != self._end_version))
 
     def _replace(self, version: int) -> None:
         """Make room for an attachment, to rows of that version."""
@@ -623,7 +627,10 @@ class InputChannel:
 
     def _deliver_detached(self, generation: int, error: ShuffleError | None) -> None:
         self._detached = generation
-        self.deliver(Detached(self, generation, error))
+        if self._listens:  # nobody reads any more
+            self.on_event(generation, ChannelEvent.DRAIN)
+        else:
+            self.deliver(Detached(self, generation, error))
 
     def consumed(self, notice: GivenBack) -> None:
         """The task has read that an attachment is gone, and so all that it delivered."""
@@ -654,8 +661,8 @@ class InputChannel:
         self.announce_stable()
         if rows.ended and self.attachment is not None and self.attachment is self._read_to_end:
             self.end(self.attachment)
-        elif self._listens and rows.row >= self.rows.next:
-            self._let_go(CancelReason.ENDED)
+        elif self._listens:
+            self._settle()
 
     def announce_stable(self) -> None:
         """The producer can hear which rows it need not retain."""
@@ -667,7 +674,7 @@ class InputChannel:
     def end(self, attachment: Attachment) -> None:
         """The task has read the end of the partition that ``attachment`` delivered."""
         if self.retained and not (self._stable is not None and self._stable.ended):
-            self._read_to_end = attachment
+            self._read_to_end, self._end_version = attachment, self._version
             return
         self._read_to_end, self._over = None, True
         self.on_event(attachment.generation, ChannelEvent.END)
@@ -683,7 +690,12 @@ class InputChannel:
         return attachment
 
     def deliver(self, item: QueueItem) -> None:
-        """Put something at the end of the queue and wake the task."""
+        """Put something at the end of the queue and wake the task; one that has finished takes nothing."""
+        if self._listens:
+            if not isinstance(item, Notice):
+                item.attachment.consumed(item)
+            self._settle()
+            return
         self._mark = None
         self.queue.append(item)
         if self._place and self.claim_place():  # else it stands in line, and the task will find the item
@@ -718,12 +730,25 @@ class InputChannel:
 
     @property
     def is_read_to_end(self) -> bool:
-        """It stays attached until snapshots cover its end, which the task has read."""
-        return self._read_to_end is not None and self._read_to_end is self.attachment
+        """The task has read its end, which snapshots do not cover so far."""
+        return not self._over and self._version == self._end_version != NO_VERSION
 
     def listen(self) -> None:
-        """The task has finished. Stay attached until the producer has heard that all is covered."""
+        """The task has finished. Stay attached, or be attached once more, until the producer has heard that
+        all is covered."""
         self._listens = True
+        if any(isinstance(item, Detached) for item in self.queue):  # nobody reads it any more
+            self.on_event(self._detached, ChannelEvent.DRAIN)
+
+    def _settle(self) -> None:
+        """(The task has finished.) Let go of a producer that has heard that all is covered."""
+        stable, attachment = self._stable, self.attachment
+        if stable is None or attachment is None or not attachment.answered:
+            return
+        if stable.ended or stable.row >= self.rows.next:
+            self._over = True
+            self.on_event(attachment.generation, ChannelEvent.END)
+            self._let_go(CancelReason.ENDED)
 
     def close(self) -> None:
         """The task is terminal: end the attachment and give every buffer back; idempotent."""

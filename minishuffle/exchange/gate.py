@@ -198,7 +198,8 @@ class InputGate:
 
     def close(self, *, listens: bool = False) -> None:
         """The task is terminal, or was abandoned and may go on; idempotent. If it ``listens``, channels that
-        were read to their end stay attached until its last snapshot covers that, or their link breaks."""
+        were read to their end stay attached, or are attached once more, until its last snapshot covers
+        that."""
         self.buffers.close()
         for channel in self.channels:
             if listens and channel.is_read_to_end:

@@ -335,7 +335,7 @@ class WorkerState:
     def _end(self, key: AttemptId, *, finished: bool = False) -> None:
         """The attempt is terminal: it reads nothing any more."""
         self.tasks.end(key, finished=finished)
-        self.channels.end(key)
+        self.channels.end(key, listens=finished and self.tasks.listens(key))
 
     # --- channels --------------------------------------------------------------------------------
 

@@ -737,6 +737,61 @@ def test_a_retained_partition_has_ended_once_a_snapshot_covers_its_end(
     assert producer.budget.used == 0 and channel.attachment is None
 
 
+@pytest.mark.parametrize("breaks", ["before", "behind"])
+@pytest.mark.parametrize("covered", ["meanwhile", "behind"])
+def test_a_producer_hears_what_the_last_snapshot_of_a_finished_task_covers_though_their_link_broke(
+    make_setup: Callable[..., Any], breaks: str, covered: str
+) -> None:
+    """It breaks before the task has ended or behind that, and the snapshot is safe meanwhile or then."""
+    producer, events = Producer(), list[tuple[int, ChannelEvent]]()
+    setup = make_setup(tolerant=True, guaranteed=True)
+    channel = setup.gate.add_channel(0, lambda *event: events.append(event))
+    setup.request(channel, version=VERSION)
+    wire = setup.wire([producer.partition])
+    producer.write(["a" * 200])
+    producer.partition.finish()
+    producer.attend()
+    wire.settle()
+    assert setup.rows() == ["a" * 200] and setup.gate.finished
+    last = setup.gate.taken()
+    if breaks == "before":
+        channel.detach(PeerLost("the link broke"))
+    setup.gate.close(listens=True)
+    if breaks == "behind":
+        channel.detach(PeerLost("the link broke"))
+    assert events[1:] == [(1, ChannelEvent.FAIL), (1, ChannelEvent.DRAIN)], "nobody reads what came before"
+    if covered == "meanwhile":
+        setup.gate.make_stable(last)
+    setup.request(channel, 2, version=VERSION)
+    wire.settle()
+    if covered == "behind":
+        assert producer.budget.used
+        setup.gate.make_stable(last)
+        wire.settle()
+    assert producer.partition.stable() == [ROW_MAX] and producer.budget.used == 0
+    assert events[3:] == [(2, ChannelEvent.ATTACH), (2, ChannelEvent.END)] and channel.attachment is None
+
+
+def test_a_task_that_has_finished_is_not_attached_to_rows_that_it_will_not_read(
+    make_setup: Callable[..., Any],
+) -> None:
+    """Its producer would wait for it."""
+    producer = Producer()
+    setup = make_setup(tolerant=True, guaranteed=True)
+    channel = setup.gate.add_channel(0)
+    setup.request(channel, version=VERSION)
+    wire = setup.wire([producer.partition])
+    producer.partition.finish()
+    producer.attend()
+    wire.settle()
+    assert setup.rows() == [] and setup.gate.finished
+    setup.gate.close(listens=True)
+    channel.detach(PeerLost("the worker was lost"))
+    setup.request(channel, 2, version=VERSION + 1)
+    assert channel.attachment is None
+    setup.gate.close()
+
+
 def test_what_is_stable_goes_out_before_its_channel_is_cancelled(make_setup: Callable[..., Any]) -> None:
     producer = Producer()
     setup = make_setup(tolerant=True, guaranteed=True)

@@ -91,8 +91,8 @@ GOOD_LINK_SECONDS_MIN: Final = 1.0
 class Attaching:
     """The channels of worker ``worker``, and the partitions and links that they need.
 
-    Invariants: an attempt that is terminal has no channel in the registry; no channel waits for a link to a
-    peer that is up or lost.
+    Invariants: an attempt that is terminal has no channel in the registry, unless it has finished and
+    listens; no channel waits for a link to a peer that is up or lost.
 
     Args:
         term: gives the term of the coordinator that the worker obeys.
@@ -190,9 +190,10 @@ class Attaching:
         self.partitions.add(key, spec.outputs, repeats=repeats)
         return instructions + self.learn(key)
 
-    def end(self, key: AttemptId) -> None:
-        """The attempt is terminal: it reads nothing any more."""
-        for channel in self.inputs.remove(key):
+    def end(self, key: AttemptId, *, listens: bool = False) -> None:
+        """The attempt is terminal: it reads nothing any more. If it ``listens``, links to its producers are
+        made until they have heard what its last snapshot covers."""
+        for channel in () if listens else self.inputs.remove(key):
             self.partitions.take_back(self._worker, channel)
 
     def connect(self, message: DeployTasks, key: AttemptId, spec: TaskSpec, now: float) -> list[Instruction]:
@@ -269,7 +270,7 @@ class Attaching:
         if entry is None:
             return []
         match event:
-            case ChannelEvent.END if _brings_state(channel):
+            case ChannelEvent.END if _brings_state(channel) or not self._tasks.runs(channel.attempt):
                 return []
             case ChannelEvent.END:
                 read = EndsRead(attempt=channel.attempt, edge=channel.edge, producers=[channel.producer])
@@ -286,7 +287,7 @@ class Attaching:
         return []
 
     def _attached(self, channel: ChannelKey, entry: ChannelEntry, now: float) -> None:
-        if _brings_state(channel):
+        if _brings_state(channel) or not self._tasks.runs(channel.attempt):
             return
         producer = AttemptId(entry.producer, entry.request.producer_attempt)
         self.reattachments.attached(channel.attempt, producer, now)
@@ -528,7 +529,7 @@ class Attaching:
         self.partitions.validate({key: self._tasks[key].outputs for key in self._tasks.held()})
         local = {each.channel for each in self.partitions.waiting() if each.channel is not None}
         for key, entry in self.inputs.phases():
-            assert self._tasks.runs(key.attempt)
+            assert self._tasks.runs(key.attempt) or self._tasks.listens(key.attempt)
             is_local = entry.worker == self._worker
             if entry.phase is ChannelPhase.WANTED:
                 assert not is_local

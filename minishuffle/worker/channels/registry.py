@@ -57,6 +57,9 @@ __all__ = [
 #   producer runs again for other consumers: the coordinator tells its next attempt that this consumer has
 #   ended.
 #
+# A task of a job with a guarantee that has finished *listens*: it reads nothing, so that a channel of it that
+# has failed is down at once, and requests the same attempt again until that has heard what is covered.
+#
 # A task of a job that does not restart fails instead of draining. Each cell has the next phase; it is
 # empty if the event cannot happen in this phase. A transition to wanted begins the next generation::
 #

@@ -9,6 +9,7 @@ from minishuffle.ids import (
     AttemptId,
     SubtaskId,
     holder_operator,
+    is_snapshot_edge,
     snapshot_edge,
     state_edge,
 )
@@ -113,6 +114,13 @@ class TaskTable:
         """Whether it is here and not terminal."""
         entry = self._entries.get(key)
         return entry is not None and not entry.terminal
+
+    def listens(self, key: AttemptId) -> bool:
+        """Whether it has finished, and producers may have yet to hear what its last snapshot covers."""
+        entry = self._entries.get(key)
+        return (
+            entry is not None and entry.finished and any(is_snapshot_edge(o.edge) for o in entry.spec.outputs)
+        )
 
     def all_wait(self) -> bool:
         """Whether each that runs drops nothing if a consumer is not there."""
