@@ -139,6 +139,9 @@ RESTART_FAILURES_MAX: Final = 1_000_000
 RESTART_MISTAKES_MAX_DEFAULT: Final = 3
 POISON_ROWS_MAX: Final = 100
 """Rows that end their process and are left out, of one subtask."""
+POISON_CALLS_SECONDS: Final = 10.0
+"""While a task looks for such a row, it waits this long for the asynchronous calls of one piece before it
+takes the next. Then it looks for none any more: the calls may wait for those of later rows."""
 RESTART_FAILURE_WINDOW_SECONDS: Final = 300.0
 """Older failures of a subtask do not count against its job."""
 END_REPORT_SECONDS: Final = 2.0

@@ -269,6 +269,9 @@ class TaskContext:
     nobody looks at them."""
     async_calls: Callable[[], AsyncCalls] | None = None
     """Makes the loop of an operator that calls asynchronous functions."""
+    alone: Callable[[Any], str | None] | None = None
+    """To be called before a function takes a record that is of no batch, while a row is looked for that ends
+    the process: gives why this record does, and is to be left out; None: it is not. None: nobody looks."""
     metrics: UserMetrics = field(default_factory=UserMetrics)
     """The operator's own, for the user's code."""
 

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
-from minishuffle.errors import UnserializableRecord, WrongResult, described
+from minishuffle.errors import FatalRecord, UnserializableRecord, WrongResult, described
 from minishuffle.exchange.batch import Batch, Times
 from minishuffle.exchange.rows import pack_rows, preview
 from minishuffle.exchange.sizes import Drop, ListedTimes, RowsOut
@@ -32,6 +32,7 @@ __all__ = [
     "asides_of",
     "dropper_of",
     "emit_rows",
+    "fatal",
     "preview",
 ]
 
@@ -243,6 +244,17 @@ class RecordOperator(ForgivingOperator):
             f"{self.name}: its function gave Aside({name!r:.80}, ...) and there is no such side output: "
             f"write sides=[{names:.400}]"
         )
+
+
+def fatal(operator: Operator, why: str, record: Any, what: str = "") -> FatalRecord:
+    """That a record ends the process of each attempt in which the operator takes it. ``what`` says for what
+    its function was called, if not for the record."""
+    if isinstance(operator, ForgivingOperator) and operator.on_error != "fail":
+        return FatalRecord(f"the function{what} {why}")
+    return FatalRecord(
+        f"the function of {operator.name!r}{what} {why}: correct it, or where its step has on_error, leave "
+        f"such records out with 'dead_letter': record {preview(record)}"
+    )
 
 
 def dropper_of(operators: Sequence[Operator]) -> Drop | None:

@@ -24,7 +24,7 @@ from minishuffle.operators.base import (
     refuse_as_rows,
 )
 from minishuffle.operators.batch_times import TIME_MAX, TIME_MIN, datetime_of, microseconds
-from minishuffle.operators.chained import OnError
+from minishuffle.operators.chained import OnError, fatal, preview
 from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import DROPPED, EventTimeOperator, InputProgress
 from minishuffle.operators.key_timers import KeyTimers
@@ -237,6 +237,8 @@ class ProcessRows(EventTimeOperator):
         """Call a function for a record, or for the time of a timer, of the key that was turned to."""
         given = self._given
         try:
+            if self._firing is not None and self.context.alone is not None:
+                self._look_at_timer(self.context.alone, self._firing)
             rows = fn(what, given)
             if isinstance(rows, dict | str | bytes | Aside):
                 refuse_as_rows(rows)
@@ -250,6 +252,14 @@ class ProcessRows(EventTimeOperator):
             self.drop(error, what, None if self._stamp is None else np.array([self._stamp], np.int64))
         finally:
             given.keep(now if self._ages else None)
+
+    def _look_at_timer(self, alone: Callable[[Any], str | None], timer: tuple[Clock, int, int]) -> None:
+        """Raises FatalRecord if the timer that is fired has ended the process of earlier attempts."""
+        clock, time, _ = timer
+        key = self._given.key
+        if (why := alone(["timer", clock, key, time])) is not None:
+            what = f", for a timer of the {clock} clock of key {preview(key)},"
+            raise fatal(self, why, datetime_of(time), what)
 
     def has_timer(self, form: Any) -> bool:
         """Whether a canonical key has any timer."""

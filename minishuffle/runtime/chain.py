@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from types import FrameType
 from typing import Any, Final, Protocol
 
 from minishuffle.counters import OperatorCounters, TaskCounters
-from minishuffle.errors import FatalRecord, UnserializableRecord, described
+from minishuffle.errors import UnserializableRecord, described
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import Part
 from minishuffle.exchange.hotkeys import HotKeys
@@ -30,7 +32,7 @@ from minishuffle.operators.base import (
     TaskContext,
     Watermark,
 )
-from minishuffle.operators.chained import ChainedOperator, ForgivingOperator, dropper_of, preview
+from minishuffle.operators.chained import ChainedOperator, ForgivingOperator, dropper_of, fatal
 from minishuffle.operators.row_copies import own_rows
 from minishuffle.operators.state_parts import StatePart
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
@@ -145,6 +147,22 @@ class _Outlet:
             partition.broadcast_watermark(self.watermark, idle)
 
 
+class Watch(Protocol):
+    """Looks for a row that ends the process: see :mod:`minishuffle.worker.tasks.poisonrows`."""
+
+    def take(
+        self, place: int, item: Batch | Mark, take: Emit, leave_out: Callable[[str, Batch], None]
+    ) -> None:
+        """Have the operator at that place take an item, or ``leave_out`` rows of it and say why."""
+
+    def go_in(self, place: int) -> tuple[int, int, int]:
+        """The operator at that place is called for no row; gives what :meth:`go_back` takes."""
+        ...
+
+    def go_back(self, before: tuple[int, int, int]) -> None:
+        """That call has returned."""
+
+
 class Chain:
     """The operators of one attempt, wired up. They refer to what is behind them and never back, so
     that they and their state go with the last reference to the chain: a worker's garbage collector hardly
@@ -154,8 +172,7 @@ class Chain:
         partitions: by edge.
         index: of the subtask.
         kept: numbers of the inputs that the next attempt gets all of again.
-        go_in: called with the place of each operator that takes rows or a mark, and with that of the one that
-            goes on behind it, which it gave; None: nobody wants to know.
+        watch: looks for a row that ends the process; None: nothing does.
     """
 
     def __init__(
@@ -166,9 +183,9 @@ class Chain:
         totals: TaskCounters,
         kept: Collection[int] = (),
         *,
-        go_in: Callable[[int], int] | None = None,
+        watch: Watch | None = None,
     ) -> None:
-        self.operators, self._go_in = program.operators, go_in
+        self.operators, self._watch = program.operators, watch
         self._index = index
         self._source_shares = program.source is not None and getattr(program.source, "shares", True)
         side = program.operators[0].first_input if program.operators else None
@@ -192,8 +209,9 @@ class Chain:
 
     def open(self, contexts: Iterable[TaskContext]) -> None:
         """Open the operators, in order, each with a context of its own."""
-        for operator, context in zip(self.operators, contexts, strict=True):
-            operator.open(context)
+        for place, (operator, context) in enumerate(zip(self.operators, contexts, strict=True)):
+            with self._called(place):
+                operator.open(context)
             self._opened.append(operator)
 
     def close(self, error: BaseException | None) -> list[Any]:
@@ -205,9 +223,10 @@ class Chain:
         results = []
         first: Exception | None = None
         opened, self._opened = self._opened, []
-        for operator in opened:
+        for place, operator in enumerate(opened):
             try:
-                results.append(operator.close())
+                with self._called(place):
+                    results.append(operator.close())
             except Exception as broken:
                 first = first or broken
                 if error is not None:
@@ -246,7 +265,11 @@ class Chain:
             else:
                 operator.on_mark(item, input, following)
 
-        return take if self._go_in is None else _noted(take, number, self._go_in)
+        watch = self._watch
+        if watch is None:
+            return take
+        leave_out = partial(_leave_out, operator)
+        return lambda item: watch.take(number, item, take, leave_out)
 
     def _before(self, number: int) -> OperatorCounters:
         """The counters of the operator in front of that one."""
@@ -259,23 +282,6 @@ class Chain:
     def rows_kept(self) -> int:
         """Rows of state that stand for rows of which nothing was emitted yet."""
         return sum([operator.state_rows() for operator in self._keeping]) if self._keeping else 0
-
-    def leave_out(self, place: int, why: str, row: Batch) -> None:
-        """Deal with a row of the input that ends its process, as the operator at that place in the chain
-        deals with records for which its function raises.
-
-        Raises:
-            FatalRecord: that operator has no ``on_error``, or it says that the task fails.
-        """
-        operator = self.operators[place]
-        (record,) = row.payload if isinstance(row.payload, list) else row.payload.to_pylist()
-        if isinstance(operator, ForgivingOperator) and operator.on_error != "fail":
-            operator.drop(FatalRecord(f"the function {why}"), record, row.times)
-            return
-        raise FatalRecord(
-            f"the function of {operator.name!r} {why}: correct it, or where its step has on_error, leave "
-            f"such records out with 'dead_letter': record {preview(record)}"
-        )
 
     # --- state -----------------------------------------------------------------------------------
 
@@ -338,10 +344,24 @@ class Chain:
         helps. ``check`` raises if the task was cancelled meanwhile."""
         if any(operator.defers_snapshot(urgent=urgent) for operator in self.operators):
             return False
-        for operator, following in zip(self.operators, self._stages[1:], strict=True):
+        for operator, following in self._each():
             check()
             operator.before_snapshot(following)
         return True
+
+    def _each(self) -> Iterator[tuple[Operator, Emit]]:
+        """The operators in order, each with what is behind it, to be called before the next is asked for."""
+        for place, pair in enumerate(zip(self.operators, self._stages[1:], strict=True)):
+            with self._called(place):
+                yield pair
+
+    @contextmanager
+    def _called(self, place: int) -> Iterator[None]:
+        """The operator at that place is called for no row."""
+        before = None if self._watch is None else self._watch.go_in(place)
+        yield
+        if self._watch is not None and before is not None:
+            self._watch.go_back(before)
 
     # --- clocks and end --------------------------------------------------------------------------
 
@@ -353,31 +373,36 @@ class Chain:
         return min(times, default=None)
 
     def on_clock(self, now: float) -> None:
-        for operator, following in zip(self.operators, self._stages[1:], strict=True):
+        for operator, following in self._each():
             due = operator.deadline()
             if due is not None and due <= now:
                 operator.on_clock(now, following)
 
     def on_barrier(self, check: Callable[[], None]) -> None:
         """A barrier is about to be passed on; ``check`` raises if the task was cancelled meanwhile."""
-        for operator, following in zip(self.operators, self._stages[1:], strict=True):
+        for operator, following in self._each():
             check()
             operator.on_barrier(following)
 
     def finish(self, check: Callable[[], None]) -> None:
         """Every input has ended; ``check`` raises if the task was cancelled meanwhile."""
-        for operator, following in zip(self.operators, self._stages[1:], strict=True):
+        for operator, following in self._each():
             check()
             operator.finish(following)
 
 
-def _noted(take: Emit, place: int, go_in: Callable[[int], int]) -> Emit:
-    def take_noted(item: Batch | Mark) -> None:
-        before = go_in(place)
-        take(item)
-        go_in(before)
+def _leave_out(operator: Operator, why: str, batch: Batch) -> None:
+    """Deal with rows that end their process as the operator deals with records for which its function raises.
 
-    return take_noted
+    Raises:
+        FatalRecord: it has no ``on_error``, or that says that the task fails.
+    """
+    records = batch.payload if isinstance(batch.payload, list) else batch.payload.to_pylist()
+    for number, record in enumerate(records):
+        error = fatal(operator, why, record)
+        if not isinstance(operator, ForgivingOperator) or operator.on_error == "fail":
+            raise error
+        operator.drop(error, record, None if batch.times is None else batch.times[number : number + 1])
 
 
 def _parts_of(operator: Operator, *, frozen: bool) -> Iterator[StatePart]:

@@ -306,12 +306,14 @@ class Restoration(ControlMessage):
 
 
 class PoisonRow(ControlMessage):
-    """An input row that has ended the process of each attempt that took it."""
+    """A row that has ended the process of each attempt that took it."""
 
     row: int
     """Its hash."""
     place: int
-    """The place in the chain of the operator whose function took it."""
+    """The place in the chain of the operator whose function took it, or what came of it."""
+    at: int = 0
+    """The place of the operator in front of which it is known by its hash; 0: it is a row of the input."""
     reach: int
     """It comes among so many first rows of an attempt."""
     why: str
@@ -325,6 +327,12 @@ class PoisonSearch(ControlMessage):
     """The hash of the first row that the last attempt had in hand; 0: it is not known."""
     rows: int = 0
     """Rows that it had in hand; 0: there is nothing to look for but rows that are found."""
+    place: OrNone = -1
+    """The place in the chain of the operator that it was in; -1: it is not known."""
+    place_row: int = 0
+    """The hash of the first row that this operator had in hand; 0: it is not known."""
+    place_rows: int = 0
+    """Rows that it had in hand."""
     reach: int
     """The search ends after so many rows."""
     found: list[PoisonRow] = Field(default_factory=list)

@@ -141,8 +141,14 @@ class UserCall(ControlMessage):
     """Input rows that it was processing."""
     row: int = 0
     """The hash of the first of these, if it looked for one that ends its process; 0: it is not known."""
-    place: int = 0
-    """The place in the chain of the operator that it was in, if it looked for such a row."""
+    place: OrNone = -1
+    """The place in the chain of the operator that it was in, if it looked for such a row; -1: it is not
+    known."""
+    place_rows: int = 0
+    """Rows that this operator had in hand, from the one before it, or a timer; 0: none, or it is the first,
+    which has the input rows."""
+    place_row: int = 0
+    """The hash of the first of these; 0: it is not known."""
 
 
 # --- client -> coordinator (requests) -------------------------------------------------------------

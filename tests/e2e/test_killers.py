@@ -141,10 +141,10 @@ def test_a_function_that_ends_its_process_fails_its_job_and_no_other(
 class KillerRow:
     """Ends its process at one row."""
 
-    def __init__(self, row: int) -> None:
+    def __init__(self, row: Any) -> None:
         self.row = row
 
-    def __call__(self, row: int) -> int:
+    def __call__(self, row: Any) -> Any:
         if row == self.row:
             os._exit(3)
         return row
@@ -164,12 +164,13 @@ class Numbers:
             yield list(range(begin, begin + 50))
 
 
-def test_a_row_that_ends_its_process_is_a_dead_letter_where_nothing_is_lost(
+def test_a_row_that_ends_its_process_is_a_dead_letter_and_the_state_before_it_stays_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replacements, "BACKOFF", Backoff(0.0, 0.0))
-    failures_max, bad = 2, 1_234
-    rows = Stream.source(Numbers()).map(KillerRow(bad), on_error="dead_letter")
+    failures_max, keys, bad = 2, 100, (34, 13)
+    counted = Stream.source(Numbers()).key_by(lambda row: row % keys).count(emit="each")
+    rows = counted.map(KillerRow(bad), on_error="dead_letter")
     settings = JobSettings(
         guarantee="at_least_once", snapshot_interval=0.1, restart_failures_max=failures_max
     )
@@ -178,7 +179,8 @@ def test_a_row_that_ends_its_process_is_a_dead_letter_where_nothing_is_lost(
         result = job.wait(timeout=120)
         letters = [line for line in job.logs() if "dead letter" in line]
         deaths, info = found(job, "death counted"), job.info()
-    assert set(result.rows) == {*range(Numbers.rows)} - {bad}
+    numbers = range(1, Numbers.rows // keys + 1)
+    assert {*map(tuple, result.rows)} == {(key, number) for key in range(keys) for number in numbers} - {bad}
     assert len(result.rows) == Numbers.rows - 1 + info.rows_again
     assert letters and all(letter.endswith(f"record {bad}") for letter in letters)
     assert "FatalRecord: the function took this record each of" in letters[0]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.errors import UsageError, WrongResult
+from minishuffle.errors import FatalRecord, UsageError, WrongResult
 from minishuffle.exchange.batch import Batch
 from minishuffle.operators import keyed_process
 from minishuffle.operators.base import (
@@ -493,6 +493,31 @@ def test_a_record_whose_function_raises_fails_the_task_or_is_dropped_alone() -> 
     assert run.out == [(1, -1.0), (3, 1.0)]
     assert run.context.counters.user_errors == {"dead_letter": 1}
     assert len(run.log) == 1
+
+
+@pytest.mark.parametrize("on_error", ["fail", "dead_letter"])
+def test_a_timer_that_ends_its_process_is_dealt_with_as_if_its_function_raised(on_error: Any) -> None:
+    run, asked = Run(ProcessRows(timer_in(0), fired, TIME, on_error=on_error)), list[Any]()
+
+    def alone(record: Any) -> str | None:
+        asked.append(record)
+        return "took it" if record[2] == "b" else None
+
+    run.context.alone = alone
+    run.take(("a", 1), ("b", 2), ("c", 3))
+    assert asked == [], "rows are looked at in front of the operator"
+    if on_error == "fail":
+        with pytest.raises(
+            FatalRecord, match=r"'process', for a timer of the event clock of key 'b', took it: "
+        ):
+            run.watermark(5)
+        return
+    run.watermark(5)
+    assert run.out == [("fired", "a", 1), ("fired", "c", 3), Watermark(5)]
+    assert asked == [["timer", "event", key, time] for key, time in [("a", 1), ("b", 2), ("c", 3)]]
+    assert (
+        run.operator.state_rows() == 0 and len(run.log) == 1 and "of key 'b', took it: record" in run.log[0]
+    )
 
 
 def test_a_generator_that_raises_half_way_gives_nothing() -> None:

@@ -308,47 +308,92 @@ def test_what_all_subtasks_have_alike_is_in_the_snapshot_of_each_and_once_in_tha
         assert [*chain.snapshot(of_all=True).parts] == of_all
 
 
-def test_the_operator_that_has_rows_is_noted() -> None:
-    noted = [-1]
+class Watching:
+    """Notes which operator was called last and has not returned, and leaves out what comes to one of them."""
 
-    def go_in(place: int) -> int:
-        before, noted[0] = noted[0], place
-        return before
+    def __init__(self, leaves_out: int | None = None) -> None:
+        self.place, self._leaves_out = -1, leaves_out
+
+    def take(
+        self, place: int, item: Batch | Mark, take: Emit, leave_out: Callable[[str, Batch], None]
+    ) -> None:
+        if place == self._leaves_out and not isinstance(item, Mark):
+            leave_out("took it", item)
+            return
+        before = self.go_in(place)
+        take(item)
+        self.go_back(before)
+
+    def go_in(self, place: int) -> tuple[int, int, int]:
+        before, self.place = self.place, place
+        return before, 0, 0
+
+    def go_back(self, before: tuple[int, int, int]) -> None:
+        self.place = before[0]
+
+
+def test_the_operator_that_is_called_is_noted() -> None:
+    watch, seen = Watching(), list[Any]()
 
     class Looking(Noting):
+        def note(self, call: str) -> None:
+            self.seen.append((self.name, call, watch.place))
+
+        def open(self, context: TaskContext) -> None:
+            self.note("open")
+
         def process(self, batch: Batch, input: int, emit: Emit) -> None:
-            self.seen.append((self.name, noted[0]))
+            self.note("process")
             emit(batch)
-            self.seen.append((self.name, noted[0]))
+            self.note("went on")
 
-    seen: list[Any] = []
+        def on_barrier(self, emit: Emit) -> None:
+            self.note("barrier")
+
+        def finish(self, emit: Emit) -> None:
+            self.note("finish")
+            emit(Batch([1]))
+
+        def close(self) -> None:
+            self.note("close")
+
     program = Program(None, [Looking("a", seen), Looking("b", seen)], [])
-    chain = Chain(program, {}, 0, TaskCounters(), go_in=go_in)
+    chain = Chain(program, {}, 0, TaskCounters(), watch=watch)
+    chain.open(TaskContext("j1", "t", 0, 1, 1) for _ in range(2))
     chain.entrance(0)(Batch([1]))
-    assert seen == [("a", 0), ("b", 1), ("b", 1), ("a", 0)] and noted == [-1]
+    chain.on_barrier(lambda: None)
+    chain.finish(lambda: None)
+    chain.close(None)
+    assert [place for name, _, place in seen] == ["ab".index(name) for name, _, _ in seen]
+    assert {call for _, call, _ in seen} == {"open", "process", "went on", "barrier", "finish", "close"}
+    assert watch.place == -1
 
 
-@pytest.mark.parametrize("payload", [[3], pa.record_batch({"n": [3]})])
-def test_a_row_that_ends_its_process_is_dropped_as_its_operator_drops_others(payload: Any) -> None:
+@pytest.mark.parametrize(
+    ("payload", "shown"), [([3, 4], "34"), (pa.record_batch({"n": [3, 4]}), ["{'n': 3}", "{'n': 4}"])]
+)
+def test_rows_that_end_their_process_are_dropped_as_their_operator_drops_others(
+    payload: Any, shown: Any
+) -> None:
     class Forgiving(ForgivingOperator):
         name = "forgiving"
 
         def process(self, batch: Batch, input: int, emit: Emit) -> None:
             raise AssertionError
 
-    shown = "3" if isinstance(payload, list) else "{'n': 3}"
-    for on_error, dropped in [("skip", 1), ("dead_letter", 1)]:
-        lines: list[str] = []
-        counters = TaskCounters()
-        operator = Forgiving(on_error)
-        operator.open(TaskContext("j1", "t", 0, 1, 1, counters, log=lines.append))
-        Chain(Program(None, [Noting("a", []), operator], []), {}, 0, counters).leave_out(
-            1, "took it", Batch(payload)
-        )
-        assert counters.user_errors == {on_error: dropped}
-        letter = f"dead letter: forgiving: FatalRecord: the function took it: record {shown}"
-        assert lines == ([letter] if on_error == "dead_letter" else [])
-    chain = Chain(Program(None, [Noting("a", []), Forgiving("fail")], []), {}, 0, TaskCounters())
+    def take(operators: list[Operator], place: int) -> tuple[list[str], TaskCounters]:
+        lines, counters = list[str](), TaskCounters()
+        chain = Chain(Program(None, operators, []), {}, 0, counters, watch=Watching(place))
+        chain.open(TaskContext("j1", "t", 0, 1, 1, counters, log=lines.append) for _ in operators)
+        chain.entrance(0)(Batch(payload))
+        return lines, counters
+
+    seen: list[Any] = []
+    for on_error in ("skip", "dead_letter"):
+        lines, counters = take([Noting("a", seen), Forgiving(on_error)], 1)
+        assert counters.user_errors == {on_error: 2} and seen.pop() == ("a", 0, payload)
+        letters = [f"dead letter: forgiving: FatalRecord: the function took it: record {x}" for x in shown]
+        assert lines == (letters if on_error == "dead_letter" else [])
     for place, name in [(0, "a"), (1, "forgiving")]:
-        with pytest.raises(FatalRecord, match=rf"the function of '{name}' took it: .*record {shown}"):
-            chain.leave_out(place, "took it", Batch(payload))
+        with pytest.raises(FatalRecord, match=rf"the function of '{name}' took it: .*record {shown[0]}"):
+            take([Noting("a", seen), Forgiving("fail")], place)

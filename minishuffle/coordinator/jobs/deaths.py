@@ -30,8 +30,9 @@ subtask that merely runs in the same process gets beyond its position and is cle
 process would end the job. There each attempt after a counted death looks for that row
 (:mod:`~minishuffle.worker.tasks.poisonrows`): from the row on that the last one had first in hand, it takes
 few rows at a time, so that each death leaves fewer rows. At the limit the job goes on if it is known which
-row it is: the next attempt leaves that out, as ``on_error`` of the operator says that had it. Else there may
-be some further deaths before the job fails::
+row it is: the next attempt leaves that out, as ``on_error`` of the operator says that had it. Behind the
+first operator that is a row that comes to it, if two attempts in a row have had the same one; if what comes
+there is not the same again, the input row. Else there may be some further deaths before the job fails::
 
     deaths ≤ restart_failures_max + log2(rows in hand) + 2
 
@@ -45,7 +46,7 @@ place of a death is wider there: ``reach`` instead of ``needed``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -183,8 +184,16 @@ class TaskDeaths(Record):
     """Seconds from its first progress to its death, as far as heartbeats tell."""
     row: int = 0
     """The hash of the first row in hand; 0: it is not known."""
-    place: int = 0
-    """The place in the chain of the operator that had it."""
+    place: int = -1
+    """The place in the chain of the operator that the attempt was in; -1: it is not known."""
+    place_row: int = 0
+    """The hash of the first row that this operator had in hand; 0: it is not known."""
+    place_rows: int = 0
+    """Rows that it had in hand."""
+    row_before: int = 0
+    """``place_row`` of the attempt before, if that died at the same place."""
+    rows_before: int = 0
+    """``place_rows`` of it."""
     rows_max: int = 0
     """The most rows that one of these attempts had in hand."""
     earlier: int = 0
@@ -206,9 +215,15 @@ class TaskDeaths(Record):
         return self.count + self.earlier
 
     @property
-    def is_found(self) -> bool:
-        """Whether one row was in hand, and it is known which."""
-        return self.rows == 1 and self.row > 0
+    def found(self) -> tuple[int, int] | None:
+        """The row that ended the process, and the place of the operator in front of which it was alone; 0: it
+        is one of the input. None: it is not known."""
+        if self.place_rows == 1 and 0 < self.place_row == self.row_before:
+            return self.place_row, self.place
+        narrows = not 0 < self.rows_before <= self.place_rows
+        if self.rows != 1 or not self.row or (self.place_row and narrows):
+            return None
+        return self.row, 0
 
     def __str__(self) -> str:
         rows = f"with {self.rows:,} rows in hand behind" if self.rows else "before the next row behind"
@@ -310,13 +325,17 @@ class Deaths:
             lived=at - life.began_at if life and life.attempt == call.attempt and life.began_at else 0.0,
             row=call.row,
             place=call.place,
-            rows_max=call.rows,
+            place_row=call.place_row,
+            place_rows=call.place_rows,
+            rows_max=max(call.rows, call.place_rows),
         )
         if before is not None and call.position < self._place(before):
             deaths.count = before.count + 1
             deaths.stuck += before.stuck if step == before.step else 0
-            deaths.rows_max = max(before.rows_max, call.rows)
+            deaths.rows_max = max(before.rows_max, deaths.rows_max)
             deaths.earlier = before.earlier
+            if call.place == before.place:
+                deaths.row_before, deaths.rows_before = before.place_row, before.place_rows
         self._counted[key] = deaths
         return deaths
 
@@ -346,12 +365,14 @@ class Deaths:
         unclear = UNCLEAR_DEATHS_MAX if self._searches and not alone else 0
         return deaths.count >= self._failures_max + self._further(key, deaths) + unclear
 
-    def limit_reached(self, task: str, deaths: TaskDeaths) -> ErrorInfo:
-        """Why the job ends; ``task`` is the name of the subtask."""
+    def limit_reached(self, task: str, deaths: TaskDeaths, operators: Sequence[str] = ()) -> ErrorInfo:
+        """Why the job ends; ``task`` is the name of the subtask, ``operators`` those of its chain."""
+        step = f", in {operators[deaths.place]!r}" if 0 <= deaths.place < len(operators) else ""
         text = (
             f"{task} was inside user code each of the {deaths.count} times that its worker died "
-            f"(restart_failures_max), and got no further; the last time {deaths}: correct the function, give "
-            "workers more memory if it takes that much, or allow more with --set restart_failures_max=N"
+            f"(restart_failures_max), and got no further; the last time {deaths}{step}: correct the "
+            "function, give workers more memory if it takes that much, or allow more with "
+            "--set restart_failures_max=N"
         )
         return ErrorInfo(code=ResourceExhausted.code, text=text, task=task)
 
@@ -365,9 +386,13 @@ class Deaths:
 
     def _further(self, key: TaskKey, deaths: TaskDeaths) -> int:
         """Deaths beyond the limit in which the search may find its row."""
-        if not (deaths.rows and self._may_find(key)):
+        if not self._may_find(key):
             return 0
-        if not deaths.row:  # The attempt may have begun before its predecessor's death was counted.
+        if deaths.place < 0:  # The attempt may have begun before its predecessor's death was counted.
+            return 1
+        if not (deaths.rows or deaths.place_rows):
+            return 0
+        if not (deaths.row or deaths.place_row):
             return 1
         return (deaths.rows_max - 1).bit_length() + 2
 
@@ -375,17 +400,29 @@ class Deaths:
         """Whether the limit is reached, and which row has brought the deaths about is known. Then it is to be
         left out, and the subtask has no deaths but earlier ones. Returns those that it had."""
         deaths = self._counted[key]
-        if deaths.count < self._failures_max or not (deaths.is_found and self._may_find(key)):
+        found = deaths.found
+        if deaths.count < self._failures_max or found is None or not self._may_find(key):
             return None
         row = PoisonRow(
-            row=deaths.row,
-            place=deaths.place,
+            row=found[0],
+            place=max(0, deaths.place),
+            at=found[1],
             reach=deaths.reach,
             why=f"took this record each of the {deaths.count} times that its worker died; "
             f"the last time {deaths.how}",
         )
         self._poison[key] = (*self._poison.get(key, ()), row)
-        self._counted[key] = replace(deaths, count=0, earlier=deaths.in_a_row, row=0, rows=0, rows_max=0)
+        self._counted[key] = replace(
+            deaths,
+            count=0,
+            earlier=deaths.in_a_row,
+            row=0,
+            rows=0,
+            place=-1,
+            place_row=0,
+            place_rows=0,
+            rows_max=0,
+        )
         return deaths
 
     def search(self, key: TaskKey) -> PoisonSearch | None:
@@ -398,7 +435,15 @@ class Deaths:
             return PoisonSearch(reach=reach, found=list(found))
         reach = max(reach, deaths.reach)
         rows = deaths.rows if deaths.rows or not deaths.count else 1  # those of asynchronous calls, perhaps
-        return PoisonSearch(row=deaths.row, rows=rows, reach=reach, found=list(found))
+        return PoisonSearch(
+            row=deaths.row,
+            rows=rows,
+            place=deaths.place,
+            place_row=deaths.place_row,
+            place_rows=deaths.place_rows,
+            reach=reach,
+            found=list(found),
+        )
 
     # --- the journal -----------------------------------------------------------------------------
 

@@ -737,7 +737,9 @@ class Job:
             self._note(task, "row found", at, f"{text}, or fails with it, as on_error says")
             self._widen(at)
         elif self._restarts and self.deaths.too_many(task.key, alone=alone):
-            self.fail(self.deaths.limit_reached(str(task), deaths), at, verdict=True)
+            vertex = self.graph.vertices[task.operator]
+            operators = vertex.operators[1 if vertex.is_source else 0 :]
+            self.fail(self.deaths.limit_reached(str(task), deaths, operators), at, verdict=True)
         elif self._widen(at) and task.state == "restarting":
             self.cancellations.restart_with([task.key])
             self._advance(at)

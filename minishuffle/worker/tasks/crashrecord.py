@@ -4,10 +4,10 @@ The launcher of a worker makes a memory file (``memfd_create``), which the worke
 attempt has an entry there: which one it is, whether its thread is inside user code, how many rows it had
 dealt with before, and how many it has in hand. Those that look for a row take turns in user code, so that one
 alone is inside when the process ends. One that looks for a row that ends its process
-(:mod:`~minishuffle.worker.tasks.poisonrows`) also notes which row is the first of these, and which operator
-has it. The thread writes that itself, a few words of 8 bytes around
-each batch, with no lock and no call of the system; nothing of it touches a disk. The kernel keeps what was
-written, however the process ends, and the launcher reads it then.
+(:mod:`~minishuffle.worker.tasks.poisonrows`) also notes which row is the first of these, which operator has
+what came of it, how many rows that is, and which is the first. The thread writes that itself, a few words of
+8 bytes around each batch, with no lock and no call of the system; nothing of it touches a disk. The kernel
+keeps what was written, however the process ends, and the launcher reads it then.
 
 A worker that ends by itself records this first (LEAVING). Without this mark the process was ended from
 outside, whatever its exit code.
@@ -29,7 +29,7 @@ from minishuffle.wire.requests import UserCall
 __all__ = ["RECORD_BYTES", "CrashRecord", "TaskCalls", "calls_in", "is_leaving", "is_used"]
 
 WORD_BYTES: Final = 8
-ENTRY_WORDS: Final = 18
+ENTRY_WORDS: Final = 20
 ENTRY_BYTES: Final = ENTRY_WORDS * WORD_BYTES
 ENTRIES: Final = 2_048
 """Attempts that are recorded at once; further ones are not."""
@@ -37,8 +37,10 @@ RECORD_BYTES: Final = (1 + ENTRIES) * ENTRY_BYTES
 """The first entry is of the process: its first word is UNUSED, SERVING or LEAVING."""
 UNUSED, SERVING, LEAVING = range(3)
 """No worker has mapped the file yet; a worker has; the worker ends by itself."""
-STATE, OPERATOR, INDEX, ATTEMPT, POSITION, ROWS, FIRST, PLACE, JOB_BYTES, JOB = range(10)
-"""The words of an entry; the name of the job takes the rest."""
+STATE, OPERATOR, INDEX, ATTEMPT, POSITION, ROWS, FIRST, PLACE, PLACE_ROWS, PLACE_FIRST, JOB_BYTES, JOB = (
+    range(12)
+)
+"""The words of an entry; the name of the job takes the rest. PLACE is 0 if it is not known, else one more."""
 JOB_BYTES_MAX: Final = (ENTRY_WORDS - JOB) * WORD_BYTES
 FREE, OUTSIDE, INSIDE = range(3)
 """States: the entry is of no attempt, or its thread is outside or inside user code."""
@@ -128,12 +130,18 @@ class TaskCalls:
         """(Before :meth:`enter`.) The hash of the first row of that batch; 0: it is not known."""
         self._view[self._at + FIRST] = row
 
-    def go_in(self, place: int) -> int:
-        """The operator at that place in the chain takes over; gives the place of the one that had it."""
-        view, at = self._view, self._at + PLACE
-        before: int = view[at]
-        view[at] = place
+    def go_in(self, place: int, rows: int = 0, row: int = 0) -> tuple[int, int, int]:
+        """The operator at that place in the chain takes over, with ``rows`` that the operator before it has
+        made; ``row`` is the hash of the first, 0: it is not known. Gives what :meth:`go_back` takes."""
+        view, at = self._view, self._at
+        before = view[at + PLACE], view[at + PLACE_ROWS], view[at + PLACE_FIRST]
+        self.go_back((place + 1, rows, row))
         return before
+
+    def go_back(self, before: tuple[int, int, int]) -> None:
+        """The operator that was called before goes on, with what it had."""
+        view, at = self._view, self._at
+        view[at + PLACE], view[at + PLACE_ROWS], view[at + PLACE_FIRST] = before
 
     def run_on(self) -> None:
         """Another thread runs user code from now on, also while this one does not."""
@@ -260,7 +268,9 @@ def calls_in(memory: mmap) -> list[UserCall]:
                 position=view[at + POSITION],
                 rows=view[at + ROWS],
                 row=view[at + FIRST] if view[at + ROWS] else 0,
-                place=view[at + PLACE],
+                place=view[at + PLACE] - 1,
+                place_rows=view[at + PLACE_ROWS],
+                place_row=view[at + PLACE_FIRST],
             )
             found.append(call)
     return found

@@ -14,6 +14,7 @@ nobody waits for no flag is set: the loop finds it when it looks.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -275,16 +276,20 @@ class TaskPaths:
         # The bell may have rung for input as well: let the task look again.
         self.bell.ring_now()
 
-    def wait_inside(self, ready: Callable[[], bool]) -> None:
+    def wait_inside(self, ready: Callable[[], bool], seconds: float = math.inf) -> bool:
         """Wait until ``ready`` says so, and count the time for what the thread does now, with the rows that
-        it has in hand."""
+        it has in hand. False: it has not said so within ``seconds``."""
+        deadline = time.monotonic() + seconds
         while True:
             self.bell.clear()
             self.check()
-            if ready():
+            if is_ready := ready():
                 break
-            self.bell.wait(WAIT_SECONDS_MAX)
+            if (left := deadline - time.monotonic()) <= 0.0:
+                break
+            self.bell.wait(left)
         self.bell.ring_now()  # perhaps for input as well
+        return is_ready
 
     def _set_blocked(self, blocked: bool) -> None:
         """It waits for its consumers, or does no more: that counts if it is to stop."""

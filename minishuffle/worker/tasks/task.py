@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -68,7 +68,7 @@ from minishuffle.worker.tasks.crashrecord import CrashRecord
 from minishuffle.worker.tasks.handoff import TaskPaths
 from minishuffle.worker.tasks.jobimports import import_from
 from minishuffle.worker.tasks.latencymarkers import LatencyMarkers
-from minishuffle.worker.tasks.poisonrows import PoisonRows
+from minishuffle.worker.tasks.poisonrows import PoisonRows, PoisonWatch
 from minishuffle.worker.tasks.snapshottaker import SnapshotTaker
 from minishuffle.worker.tasks.statehandover import StateHandover
 from minishuffle.worker.tasks.taskrows import TaskRows
@@ -161,7 +161,7 @@ class Task:
     """Its partitions of the retained kind."""
     _begun: TaskStateSnapshot | None = field(default=None, init=False)
     """The local snapshot with which it begins."""
-    _poison: PoisonRows | None = field(default=None, init=False)
+    _poison: PoisonWatch | None = field(default=None, init=False)
     """Its search for such rows, while it lasts."""
     _inputs: Inputs | None = field(default=None, init=False)
     _reader: SourceReader | None = field(default=None, init=False)
@@ -309,14 +309,14 @@ class Task:
         program = open_program(self.program, cloudpickle.loads)
         import_from(program.modules)
         kept = {gate.input for gate in self.gates if gate.kept}
-        go_in = None if self.search is None else self.paths.calls.go_in
+        if self.snapshots is not None:
+            self._begin_with(self.snapshots)
+        self._poison = self._watch()
         index = self.attempt_id.subtask.index
-        chain = Chain(program, self.partitions, index, self.counters, kept, go_in=go_in)
+        chain = Chain(program, self.partitions, index, self.counters, kept, watch=self._poison)
         context, self._drop = self._context(chain), chain.drop
         if self.snapshots is not None:
-            self._begin_with(self.snapshots, chain)
-        if self.search is not None:
-            self._poison = PoisonRows(self.search, () if self._begun is None else self._begun.left_out)
+            self.files.secure_by(partial(self._secure, chain))
         try:
             produced = [] if program.source is None else [OperatorCounters(self.first_operator)]
             metrics = [
@@ -324,7 +324,7 @@ class Task:
                 for position, operator in enumerate(program.operators, start=len(produced))
             ]
             self.user_metrics = tuple(metrics)
-            chain.open(replace(context, metrics=own) for own in metrics)
+            chain.open(self._contexts(context, metrics))
             self.operators = (*produced, *chain.counters)
             self._go_on(chain)
             self._count_state(chain)
@@ -357,14 +357,21 @@ class Task:
         self.outbox.drain()
         return packed
 
-    def _begin_with(self, snapshots: SnapshotTaker, chain: Chain) -> None:
+    def _watch(self) -> PoisonWatch | None:
+        """Its search for a row that ends the process, if it has any."""
+        if self.search is None:
+            return None
+        rows = PoisonRows(self.search, () if self._begun is None else self._begun.left_out)
+        left_out = (lambda places: None) if self.snapshots is None else self.snapshots.leave_out
+        return PoisonWatch(rows, self.paths.calls, left_out)
+
+    def _begin_with(self, snapshots: SnapshotTaker) -> None:
         """Read the last local snapshot, if there is any, and begin to take snapshots."""
         self._begun = self.state_handover.take_snapshot()
         if self._begun is not None:
             self.paths.post(self.recovered, self.attempt_id, "snapshot read")
         self._is_behind = self._recovers
         snapshots.begin(self._begun or TaskStateSnapshot())
-        self.files.secure_by(partial(self._secure, chain))
 
     def _go_on(self, chain: Chain) -> None:
         """Give the chain, which is open, the state with which it begins."""
@@ -399,6 +406,12 @@ class Task:
             async_calls=self._loop_calls,
         )
 
+    def _contexts(self, context: TaskContext, metrics: Sequence[UserMetrics]) -> Iterator[TaskContext]:
+        """One for each operator, with the metrics of its own."""
+        for place, own in enumerate(metrics):
+            alone = None if self._poison is None else partial(self._poison.alone, place)
+            yield replace(context, metrics=own, alone=alone)
+
     def _loop_calls(self) -> LoopCalls:
         if self._poison is None:
             self.paths.calls.run_on()
@@ -409,11 +422,13 @@ class Task:
 
     def _calls_started(self, have_ended: Callable[[], bool]) -> None:
         """Asynchronous calls have begun. While a row is looked for that ends the process, theirs are the rows
-        in hand: none is taken before they have ended."""
-        if self._poison is None:
-            self.paths.calls.run_on()
-        else:
-            self.paths.wait_inside(have_ended)
+        in hand: none is taken before they have ended. If they do not, they may wait for calls of later rows:
+        then no row is looked for any more."""
+        if self._poison is not None and not self._poison.has_given_up:
+            if self.paths.wait_inside(have_ended, limits.POISON_CALLS_SECONDS):
+                return
+            self._poison.give_up()
+        self.paths.calls.run_on()
 
     def _run_source(self, program: Program, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
         assert program.source is not None
@@ -578,18 +593,10 @@ class Task:
         if (poison := self._poison) is None:
             self._pass(batch, entrance, chain, repeated=repeated)
             return
-        calls = self.paths.calls
         for piece in poison.pieces(batch):
-            calls.note_first(piece.first)
-            if (row := piece.found) is None:
-                self._pass(piece.batch, entrance, chain, repeated=repeated)
-                continue
-            self._pass(piece.batch, partial(chain.leave_out, row.place, row.why), chain, repeated=repeated)
-            if self.snapshots is not None:
-                self.snapshots.leave_out(poison.left_out)
+            self._pass(piece, entrance, chain, repeated=repeated)
         if poison.has_ended:
             self._poison = None
-            calls.note_first(0)
 
     def _pass(
         self, batch: Batch, entrance: Callable[[Batch], None], chain: Chain, *, repeated: bool = False

@@ -230,7 +230,7 @@ def test_the_row_that_is_alone_in_hand_at_the_limit_is_found_and_clears_its_subt
     assert deaths.search(KEY) is None
     counts(deaths, with_row(1, 10, 1, 77))
     assert deaths.find_row(KEY) is None, "it may have been chance"
-    assert deaths.search(KEY) == PoisonSearch(row=77, rows=1, reach=22 + REACH_ROWS)
+    assert deaths.search(KEY) == PoisonSearch(row=77, rows=1, place=3, reach=22 + REACH_ROWS)
     counts(deaths, with_row(2, 3, 1, 77))
     found = deaths.find_row(KEY)
     left = deaths.of(KEY)
@@ -247,7 +247,7 @@ def test_the_row_that_is_alone_in_hand_at_the_limit_is_found_and_clears_its_subt
     recalled.recall(KEY, deaths.record(KEY), deaths.poison_record(KEY))
     assert recalled.search(KEY) == deaths.search(KEY)
     assert counts(deaths, with_row(3, 50, 9, 78)) == [1] and deaths.counted()[KEY].in_a_row == 3
-    assert deaths.search(KEY) == PoisonSearch(row=78, rows=9, reach=118 + REACH_ROWS, found=[row])
+    assert deaths.search(KEY) == PoisonSearch(row=78, rows=9, place=3, reach=118 + REACH_ROWS, found=[row])
 
 
 @pytest.mark.parametrize(
@@ -262,6 +262,58 @@ def test_a_search_has_some_more_deaths_in_which_to_find_its_row(rows: int, row: 
     assert deaths.too_many(KEY)
 
 
+@pytest.mark.parametrize(
+    ("died", "found"),
+    [
+        # what comes to the operator at place 1: (rows, first row), beside one input row, 9
+        ([(50, 70), (1, 75), (1, 75)], (75, 1)),
+        ([(1, 75), (1, 75)], (75, 1)),
+        ([(50, 70), (1, 75)], None),  # it has yet to come again
+        ([(1, 70), (1, 71)], (9, 0)),  # it is another one each time
+        ([(50, 70), (7, 71), (7, 72)], (9, 0)),
+        ([(1, 0)], (9, 0)),  # no exchange would take it
+    ],
+)
+def test_a_row_in_front_of_a_later_operator_is_found_if_it_comes_again(
+    died: list[tuple[int, int]], found: tuple[int, int] | None
+) -> None:
+    deaths = Deaths(1, 0.0, searches=True)
+    for number, (rows, row) in enumerate(died, start=1):
+        assert deaths.of(KEY) is None or deaths.find_row(KEY) is None
+        fields = {"row": 9, "place": 1, "place_rows": rows, "place_row": row}
+        counts(deaths, call(number, 0, 1).model_copy(update=fields))
+        assert not deaths.too_many(KEY) or found is not None
+        search = deaths.search(KEY)
+        assert search is not None
+        assert (search.place, search.place_rows, search.place_row) == (1, rows, row)
+    assert (deaths.find_row(KEY) is not None) == (found is not None)
+    if found is not None:
+        search = deaths.search(KEY)
+        assert search is not None and search.place == -1
+        assert [(each.row, each.at, each.place) for each in search.found] == [(*found, 1)]
+
+
+def test_a_row_that_came_of_no_input_row_is_found_where_it_went() -> None:
+    deaths = Deaths(2, 0.0, searches=True)
+    counts(deaths, call(1), call(2))
+    for number in (3, 4):
+        assert not deaths.too_many(KEY), (
+            "the second attempt may have begun before the first death was counted"
+        )
+        fields = {"place": 2, "place_rows": 1, "place_row": 7}
+        counts(deaths, call(number, 40, 0).model_copy(update=fields))
+    assert deaths.find_row(KEY) is not None
+    search = deaths.search(KEY)
+    assert search is not None and [(each.row, each.at) for each in search.found] == [(7, 2)]
+
+
+def test_a_job_that_reaches_its_limit_names_the_step_that_the_attempt_was_in() -> None:
+    deaths = Deaths(1, 0.0, searches=True)
+    for number, (place, named) in enumerate([(1, ", in 'map': co"), (-1, "done: co"), (5, "done: co")], 1):
+        died = deaths.count(call(number).model_copy(update={"place": place}), "it died", 1.0)
+        assert died is not None and named in deaths.limit_reached("t[0]", died, ["count", "map"]).text
+
+
 def test_rows_are_looked_for_although_none_were_in_hand() -> None:
     deaths = Deaths(MAX, 0.0, searches=True)
     counts(deaths, call(1, 40, 0))
@@ -272,9 +324,9 @@ def test_rows_are_looked_for_although_none_were_in_hand() -> None:
 def test_deaths_that_may_be_anothers_decide_later() -> None:
     deaths = Deaths(MAX, 0.0, searches=True)
     for number in range(1, MAX + UNCLEAR_DEATHS_MAX):
-        counts(deaths, call(number))
+        counts(deaths, call(number).model_copy(update={"place": 0}))
         assert deaths.too_many(KEY) == (number >= MAX) and not deaths.too_many(KEY, alone=False)
-    counts(deaths, call(MAX + UNCLEAR_DEATHS_MAX))
+    counts(deaths, call(MAX + UNCLEAR_DEATHS_MAX).model_copy(update={"place": 0}))
     assert deaths.too_many(KEY, alone=False)
 
 

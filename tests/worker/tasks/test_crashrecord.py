@@ -76,10 +76,14 @@ def test_the_first_row_in_hand_and_the_operator_that_has_it_are_read(
     calls = record.claim(attempt())
     calls.note_first(77)
     calls.enter(2)
-    assert calls.go_in(1) == 0 and calls.go_in(2) == 1
-    assert calls_in(memory) == [
-        call(0, 0, 1, 0, 2).model_copy(update={"row": 77, "place": 2}),
-    ]
+    assert [each.place for each in calls_in(memory)] == [-1], "it is not known"
+    assert calls.go_in(0) == (0, 0, 0)
+    before = calls.go_in(1, 5, 78)
+    found = {"row": 77, "place": 1, "place_rows": 5, "place_row": 78}
+    assert calls_in(memory) == [call(0, 0, 1, 0, 2).model_copy(update=found)]
+    calls.go_back(before)
+    found = {"row": 77, "place": 0}
+    assert calls_in(memory) == [call(0, 0, 1, 0, 2).model_copy(update=found)]
     calls.leave(2)
     calls.enter()
     assert [each.row for each in calls_in(memory)] == [0], "it has no row in hand"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, groupby
 from typing import Any
 
@@ -13,10 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.coordinator.jobs.deaths import Deaths
+from minishuffle.counters import TaskCounters
 from minishuffle.exchange.batch import Batch
+from minishuffle.operators.base import Emit, Operator, Program, TaskContext
+from minishuffle.operators.chained import ChainedOperator, ForgivingOperator
+from minishuffle.runtime.chain import Chain
 from minishuffle.wire.messages import PoisonRow, PoisonSearch
 from minishuffle.wire.requests import UserCall
-from minishuffle.worker.tasks.poisonrows import PARTS, PoisonRows
+from minishuffle.worker.tasks.poisonrows import PARTS, PoisonRows, PoisonWatch
 
 KEY = (1, 0)
 FAR = 1_000_000
@@ -167,3 +172,190 @@ def test_each_death_leaves_fewer_rows_until_one_is_found_and_left_out(
         assert number <= failures_max + math.ceil(math.log2(max(died))) + 2
         if deaths.find_row(KEY) is None:
             assert not deaths.too_many(KEY)
+
+
+# --- in a chain -----------------------------------------------------------------------------------
+
+
+class Died(BaseException):
+    """The process has ended."""
+
+
+class Calls:
+    """What is noted of an attempt."""
+
+    def __init__(self) -> None:
+        self.first, self.place = 0, (-1, 0, 0)
+
+    def note_first(self, row: int) -> None:
+        self.first = row
+
+    def go_in(self, place: int, rows: int = 0, row: int = 0) -> tuple[int, int, int]:
+        before, self.place = self.place, (place, rows, row)
+        return before
+
+    def go_back(self, before: tuple[int, int, int]) -> None:
+        self.place = before
+
+
+class Counting(ChainedOperator):
+    """Gives each row, some times, with its number among those that are alike; or at the end the last one."""
+
+    name = "count"
+
+    def __init__(self, times: int = 1, *, at_end: bool = False, mark: Any = None) -> None:
+        self._times, self._at_end, self._mark = times, at_end, mark
+        self._seen: Counter[Any] = Counter()
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        made = []
+        for row in batch.payload:
+            self._seen[row] += 1
+            made += [(row, self._seen[row], time, self._mark) for time in range(self._times)]
+        if not self._at_end:
+            emit(Batch(made))
+
+    def finish(self, emit: Emit) -> None:
+        if self._at_end:
+            emit(Batch([(row, number, 0, self._mark) for row, number in self._seen.items()]))
+
+
+class Killing(ForgivingOperator):
+    """Ends its process at some rows, and keeps the others."""
+
+    name = "kill"
+
+    def __init__(self, kills: Callable[[Any], bool], taken: list[Any]) -> None:
+        super().__init__("skip")
+        self._kills, self._taken = kills, taken
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        for row in batch.payload:
+            if self._kills(row):
+                raise Died
+            self._taken.append(row)
+
+
+def attempts(
+    operators: Callable[[int, list[Any]], list[Operator]],
+    rows: Sequence[int],
+    sizes: Sequence[int],
+    failures_max: int = 2,
+) -> tuple[list[Any], list[PoisonRow], int]:
+    """What the attempt has taken that gets to the end, the rows that were found, and how many have died."""
+    deaths = Deaths(failures_max, 0.0, searches=True)
+    for number in range(1, 40):
+        looked, calls = deaths.search(KEY), Calls()
+        watch = None if looked is None else PoisonWatch(PoisonRows(looked), calls, lambda places: None)
+        taken: list[Any] = []
+        program = Program(None, operators(number, taken), [])
+        chain = Chain(program, {}, 0, TaskCounters(), watch=watch)
+        chain.open(TaskContext("j1", "t", 0, 1, number) for _ in program.operators)
+        position = in_hand = 0
+        try:
+            for batch in cut(rows, cycle(sizes)):
+                for piece in [batch] if watch is None else watch.pieces(batch):
+                    in_hand = len(piece)
+                    chain.entrance(0)(piece)
+                    position, in_hand = position + in_hand, 0
+            chain.finish(lambda: None)
+            return taken, [] if looked is None else looked.found, number - 1
+        except Died:
+            place, place_rows, place_row = calls.place
+            call = UserCall(
+                job="j1",
+                operator=1,
+                index=0,
+                attempt=number,
+                position=position,
+                rows=in_hand,
+                row=calls.first if in_hand else 0,
+                place=place,
+                place_rows=place_rows,
+                place_row=place_row,
+            )
+        assert deaths.count(call, "it died", float(number)) is not None
+        if deaths.find_row(KEY) is None:
+            assert not deaths.too_many(KEY)
+    raise AssertionError
+
+
+@given(
+    fatal=st.tuples(st.integers(0, 6), st.integers(1, 20), st.integers(0, 2)),
+    sizes=st.lists(st.integers(1, 100), min_size=1, max_size=3),
+    failures_max=st.integers(1, 4),
+    at_end=st.booleans(),
+)
+def test_a_row_is_left_out_in_front_of_the_operator_that_it_ends_and_counts_before(
+    fatal: tuple[int, int, int], sizes: list[int], failures_max: int, at_end: bool
+) -> None:
+    fatal = (fatal[0], 20, 0) if at_end else fatal
+    failures_max = max(2, failures_max) if at_end else failures_max
+
+    def operators(number: int, taken: list[Any]) -> list[Operator]:
+        return [Counting(3, at_end=at_end), Killing(lambda row: row[:3] == fatal, taken)]
+
+    taken, found, died = attempts(operators, [row % 7 for row in range(140)], sizes, failures_max)
+    times = [(20, 0)] if at_end else [(number, time) for number in range(1, 21) for time in range(3)]
+    expected = {(row, *each, None) for row in range(7) for each in times} - {(*fatal, None)}
+    assert set(taken) == expected and len(taken) == len(expected)
+    assert [(each.at, each.place) for each in found] == [(1, 1)]
+    assert died <= failures_max + math.ceil(math.log2(300)) + 2
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_comes_of_an_input_row_is_left_out_where_it_is_another_each_time(times: int) -> None:
+    def operators(number: int, taken: list[Any]) -> list[Operator]:
+        return [Counting(times, mark=number), Killing(lambda row: row[0] == 77, taken)]
+
+    taken, found, _ = attempts(operators, range(100), [30])
+    assert [row[:3] for row in taken] == [
+        (row, 1, n) for row in range(100) if row != 77 for n in range(times)
+    ]
+    assert [(each.row, each.at, each.place) for each in found] == [(hash_of(77), 0, 1)]
+
+
+def test_rows_of_two_operators_are_both_found() -> None:
+    def operators(number: int, taken: list[Any]) -> list[Operator]:
+        class First(Killing):
+            def process(self, batch: Batch, input: int, emit: Emit) -> None:
+                super().process(batch, input, emit)
+                emit(batch)
+
+        return [
+            First(lambda row: row == 40, []),
+            Counting(),
+            Killing(lambda row: row[0] == 50, taken),
+        ]
+
+    taken, found, _ = attempts(operators, range(100), [30])
+    assert [row[0] for row in taken] == [row for row in range(100) if row not in (40, 50)]
+    assert sorted((each.at, each.place) for each in found) == [(0, 0), (2, 2)]
+
+
+def test_a_record_of_no_batch_is_noted_by_itself_and_left_out_once_it_is_found() -> None:
+    calls, left_out = Calls(), list[int]()
+    record = ["timer", 7, 3]
+    row = PoisonRows(search(0, 1)).alone(record, 1).first
+    watch = PoisonWatch(PoisonRows(search(0, 1)), calls, left_out.extend)
+    assert watch.alone(1, record) is None and calls.place == (1, 1, row)
+    found = PoisonRow(row=row, at=1, place=1, reach=FAR, why="took it")
+    watch = PoisonWatch(PoisonRows(PoisonSearch(reach=FAR, found=[found])), calls, left_out.extend)
+    assert watch.alone(2, record) is watch.alone(1, ["timer", 8, 3]) is None
+    assert watch.alone(1, record) == "took it" and left_out == [0]
+    assert watch.has_ended and watch.alone(1, record) is None
+
+
+def test_a_watch_that_has_given_up_notes_no_row_and_leaves_out_what_is_found() -> None:
+    calls, taken = Calls(), list[Any]()
+    found = PoisonRow(row=hash_of(40), at=0, place=0, reach=FAR, why="took it")
+    looked = PoisonSearch(row=hash_of(5), rows=640, place=1, reach=FAR, found=[found])
+    watch = PoisonWatch(PoisonRows(looked), calls, lambda places: None)
+    sizes = []
+    for piece in watch.pieces(batch_of(range(100))):
+        sizes.append(len(piece))
+        if len(sizes) == 1:
+            watch.give_up()
+        watch.take(1, piece, lambda item: taken.append(calls.place), lambda why, batch: None)
+        assert calls.first == 0 or len(sizes) == 1
+    assert sizes == [10, 30, 1, 59] and set(taken) == {(1, 0, 0)} and watch.has_ended

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minishuffle import limits
 from minishuffle.api.stream import Stream
 from minishuffle.errors import UsageError, WrongResult
 from minishuffle.operators.base import TaskContext
+from minishuffle.plan.planner import compile_job
+from minishuffle.wire.messages import PoisonSearch
+from minishuffle.worker.instructions import StartTask
 
 if TYPE_CHECKING:
     from .conftest import Site
@@ -55,6 +59,19 @@ async def test_calls_are_under_way_together_on_a_loop_of_the_task(site: Site) ->
     opened, closed = SEEN
     assert opened is closed is not threading.current_thread()
     assert opened.name.endswith(" calls") and loops() == []
+
+
+async def test_calls_that_wait_for_later_rows_end_a_search_for_a_row_and_not_the_task(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "POISON_CALLS_SECONDS", 0.01)
+    stream = Stream.items(list(range(20))).map_async(Meeting(20), concurrency=20)
+    message = site.message(compile_job(stream.collect(), parallelism=1), "j1")
+    (spec,) = message.tasks
+    search = PoisonSearch(row=7, rows=1, reach=1_000)  # rows are taken one by one
+    site.deployment.start(StartTask(message, spec.model_copy(update={"poison": search})))
+    (outcome,) = await site.finish()
+    assert (outcome.state, site.rows) == ("finished", [10 * row for row in range(20)])
 
 
 async def cached(row: int) -> list[Any]:
