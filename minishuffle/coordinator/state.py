@@ -814,6 +814,8 @@ class CoordinatorState:
                     self._touch_waiting()
                 if paused != job.state:
                     self._touch(job)
+                if report.awaits_cut >= 0 and job.receipts_wait(report.awaits_cut, self._wall(now)):
+                    self._touch(job)
                 self._recorder.reported(job, report.attempt.subtask.key)
                 self._streams.note_report(report, self._wall(now))
 

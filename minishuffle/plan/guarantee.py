@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from minishuffle.errors import InvalidGraph
 from minishuffle.plan.graph import JobGraph, Vertex
 
-__all__ = ["check_guarantee", "guarantee_lines", "never_cut", "never_saved"]
+__all__ = ["check_guarantee", "guarantee_lines", "never_cut", "never_saved", "receipted_by_cuts"]
 
 _ALIGNING = (
     "a barrier holds one channel back while another is read, for which each channel needs buffers of its own"
@@ -89,6 +89,11 @@ def never_saved(graph: JobGraph) -> str:
     if why := never_cut(graph):
         return why
     for vertex in graph.vertices:
+        if vertex.stream:
+            return (
+                f"other programs write to its stream {vertex.stream!r}, and what they have sent is known to "
+                "this cluster alone: have the job read a source of its own"
+            )
         if vertex.sink:
             return (
                 f"its sink {vertex.sink!r} keeps rows for other programs, which know them by this job alone: "
@@ -106,13 +111,31 @@ def never_cut(graph: JobGraph) -> str:
                 f"a blocking exchange stores its rows outside of all tasks ({where}): leave "
                 "exchange('blocking') out, or run the job again from its beginning"
             )
-    for vertex in graph.vertices:
-        if vertex.stream:
-            return (
-                f"other programs write to its stream {vertex.stream!r}, and what they have sent is known to "
-                "this cluster alone: have the job read a source of its own"
-            )
     return ""
+
+
+def receipted_by_cuts(graph: JobGraph) -> frozenset[int]:
+    """Vertices whose streams other programs write to, and get a receipt once a durable snapshot covers it.
+
+    Not those of a stream that leads to an input which is read to its end before another: until then there is
+    no durable snapshot, and that end waits for the receipts.
+    """
+    vertices = graph.snapshotted() if graph.settings.durable_interval and not never_cut(graph) else ()
+    streams = [each for each in vertices if graph.vertices[each].stream]
+    return frozenset(each for each in streams if not _is_read_first(graph, each))
+
+
+def _is_read_first(graph: JobGraph, vertex: int) -> bool:
+    """Whether what a vertex gives leads to an input that is read to its end before another."""
+    seen, waiting = {vertex}, [vertex]
+    while waiting:
+        for number in graph.outputs_of(waiting.pop()):
+            if graph.is_read_first(number):
+                return True
+            if (target := graph.edges[number].target) not in seen:
+                seen.add(target)
+                waiting.append(target)
+    return False
 
 
 def guarantee_lines(graph: JobGraph) -> list[str]:
@@ -138,9 +161,27 @@ def guarantee_lines(graph: JobGraph) -> list[str]:
         )
     else:
         lines.append("  no durable snapshots (durable_interval), and so two workers at least")
+    lines += _stream_lines(graph)
     if again := sorted(graph.replayed()):
         names = ", ".join(graph.vertices[each].name for each in again)
         lines.append(
             f"  no snapshots of {names}: blocking exchanges join them, and they run again as a whole"
         )
     return lines
+
+
+def _stream_lines(graph: JobGraph) -> Iterator[str]:
+    """When what other programs write has its receipts."""
+    by_cuts = receipted_by_cuts(graph)
+    for number, vertex in enumerate(graph.vertices):
+        if vertex.stream and number in by_cuts:
+            yield (
+                f"  a partition of a write to {vertex.stream!r} ends once a durable snapshot covers it, "
+                "which is begun within about a second for that"
+            )
+        elif vertex.stream:
+            yield (
+                f"  a partition of a write to {vertex.stream!r} ends once local snapshots cover it, since no "
+                "durable one can be taken meanwhile: the job fails if a task is lost with the holder of its "
+                "snapshots before there is one"
+            )

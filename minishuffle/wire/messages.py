@@ -157,6 +157,8 @@ class TaskReport(ControlMessage):
     in_hand: int = 0
     """Input rows that it is processing."""
     standing: Standing = Standing()
+    awaits_cut: OrNone = -1
+    """Receipts wait for the durable snapshot of that number, or a later one; 0: for the next that begins."""
 
 
 class PeerReport(ControlMessage):
@@ -349,6 +351,8 @@ class TaskSpec(ControlMessage):
     outputs: list[OutputSpec]
     stream: str = ""
     """The stream that it reads, if external clients write its records."""
+    receipts_by_cuts: bool = False
+    """Their receipts wait for durable snapshots, too."""
     sink: str = ""
     """The name of its sink, if external clients read the records."""
     bounded: bool = True

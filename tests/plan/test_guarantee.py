@@ -12,7 +12,13 @@ from minishuffle import Stream
 from minishuffle.bench.numbered import Numbered
 from minishuffle.errors import InvalidGraph
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
-from minishuffle.plan.guarantee import check_guarantee, guarantee_lines, never_cut, never_saved
+from minishuffle.plan.guarantee import (
+    check_guarantee,
+    guarantee_lines,
+    never_cut,
+    never_saved,
+    receipted_by_cuts,
+)
 from minishuffle.plan.planner import compile_job
 
 
@@ -50,7 +56,6 @@ QUEUE = {**ENDLESS, "replayable": False, "acknowledges": True}
         ({"read": {"replayable": False}}, "for the source of 'read', which does not give again"),
         ({"read": {"acknowledges": True}}, "for the source of 'read', which may end before"),
         ({"read": QUEUE, "durable_interval": 0}, "for the source of 'read', .* are none: durable_interval"),
-        ({"read": QUEUE, "also": {"stream": "s"}}, "for the source of 'read', .* are none: other programs"),
         ({"write": {"sink": "answers"}}, "for the results that 'answers' keeps"),
         ({"kind": "blocking", "also": ENDLESS}, "for the blocking exchange read => write"),
     ],
@@ -209,7 +214,7 @@ def test_what_the_order_of_a_sources_rows_hangs_on(source: Any, by_order: bool, 
 def test_what_is_outside_of_tasks_is_in_no_savepoint(fields: dict[str, Any], text: str) -> None:
     found = graph(**fields)
     assert never_saved(found).startswith(text) and bool(never_saved(found)) == bool(text)
-    assert never_cut(found) == ("" if text.startswith("its sink") else never_saved(found))
+    assert never_cut(found) == (never_saved(found) if text.startswith("a blocking") else "")
 
 
 @pytest.mark.parametrize(
@@ -218,8 +223,42 @@ def test_what_is_outside_of_tasks_is_in_no_savepoint(fields: dict[str, Any], tex
         ({}, "a durable snapshot of the whole job every 30 s"),
         ({"kind": "blocking"}, "no durable snapshots, and so two workers at least: a blocking exchange"),
         ({"durable_interval": 0}, "no durable snapshots (durable_interval), and so two workers at least"),
+        ({"read": {"stream": "s"}}, "a write to 's' ends once a durable snapshot covers it, which is begun"),
+        (
+            {"read": {"stream": "s"}, "durable_interval": 0},
+            "a write to 's' ends once local snapshots cover it",
+        ),
     ],
 )
 def test_a_reader_is_told_of_durable_snapshots(fields: dict[str, Any], text: str) -> None:
     found = "\n".join(guarantee_lines(graph(**fields)))
     assert text in found
+
+
+@pytest.mark.parametrize(
+    ("fields", "by_cuts"),
+    [
+        ({"read": {"stream": "s"}}, {0}),
+        ({"read": {"stream": "s"}, "also": {"stream": "t"}}, {0, 2}),
+        ({"read": {"stream": "s"}, "durable_interval": 0}, set()),
+        ({"read": {"stream": "s"}, "guarantee": "loss"}, set()),
+        ({"read": {"stream": "s"}, "kind": "blocking"}, set()),
+        ({}, set()),
+    ],
+)
+def test_receipts_of_writes_wait_for_durable_snapshots_where_there_are_any(
+    fields: dict[str, Any], by_cuts: set[int]
+) -> None:
+    assert receipted_by_cuts(graph(**fields)) == by_cuts
+
+
+def test_receipts_wait_for_none_where_a_stream_leads_to_an_input_that_is_read_first() -> None:
+    """That input does not end before it has all receipts, and until then there is no durable snapshot."""
+    job = graph(read={"stream": "s"}, also={"stream": "t"})
+    behind = [*job.vertices, vertex("match"), vertex("rows", is_source=True)]
+    side = Edge(source=1, target=3, input=1, partitioner="broadcast")
+    edges = [job.edges[0], side, Edge(source=4, target=3, partitioner="hash")]
+    others = [Edge(source=2, target=3, partitioner="hash")]
+    found = job.model_copy(update={"vertices": behind, "edges": [*edges, *others]})
+    assert receipted_by_cuts(found) == {2}
+    assert "the job fails if a task is lost with the holder" in "\n".join(guarantee_lines(found))

@@ -48,7 +48,9 @@ class Writing:
             return batch.select(["n"])
 
         stream = Table.from_spark("orders", SCHEMA).map_batches(taken).collect()
-        settings = JobSettings(source_lease=lease, guarantee=guarantee, snapshot_interval=0.1)
+        settings = JobSettings(
+            source_lease=lease, guarantee=guarantee, snapshot_interval=0.1, durable_interval=1.0
+        )
         return self.cluster.submit(stream, parallelism=2, settings=settings)
 
     def writer(self, partition: int, attempt: int = 1) -> StreamWriter:
@@ -131,6 +133,31 @@ def test_with_a_guarantee_each_row_comes_and_those_that_come_twice_are_counted(
     handle = writing.submit(None, guarantee="at_least_once")
     found = write_through_kills(writing, handle, until)
     info = handle.info()
+    assert set(found) == ALL and found.total() - len(ALL) <= info.rows_again
+    assert not (info.rows_dropped or info.rows_in_flight)
+
+
+def test_what_has_its_receipt_is_there_when_all_workers_are_killed_at_once(
+    writing: Writing, until: Any
+) -> None:
+    """The job goes back to its last durable snapshot, and the writer to what that has of its partition."""
+    handle = writing.submit(None, guarantee="at_least_once")
+    with writing.writer(0) as one:
+        for piece in writing.pieces(0, 0, 300):
+            one.write(piece)
+        assert one.finish() == 30_000
+    with writing.writer(1) as two:
+        for piece in writing.pieces(1, 0, 200):
+            two.write(piece)
+        until(lambda: records_in(handle) > 45_000, "rows of both")
+        for worker in writing.cluster.status().workers:
+            writing.cluster.kill_worker(worker.worker)
+        for piece in writing.pieces(1, 200, 300):
+            two.write(piece)
+        assert two.finish() == 30_000
+    commit_write(writing.access, "orders", "w", [0, 1])
+    found, info = numbers(handle), handle.info()
+    assert info.fallbacks == 1
     assert set(found) == ALL and found.total() - len(ALL) <= info.rows_again
     assert not (info.rows_dropped or info.rows_in_flight)
 

@@ -591,7 +591,8 @@ class Streams:
         if pending.write in stream.writes:
             stream.writes[pending.write].ended = True
         if pending.second is not None:
-            end, pending.second = pending.second.model_copy(update={"last": True}), None
+            # All partitions are complete, which a next attempt of their task may not know at once.
+            end, pending.second = pending.second.model_copy(update={"last": True, "partitions": []}), None
             stream.ended, stream.ended_by = True, end.write
             return self._ask_all(pending, end)
         return [self._pending.answer(pending, Accepted(job=stream.job.id))]

@@ -3,7 +3,8 @@
 Each is a consistent cut through the whole job, taken by an aligned barrier, as a savepoint is; but no task
 stands longer than its own alignment: it goes on as soon as its state is taken. How far one is, and whose
 answer it waits for, is what :mod:`~minishuffle.coordinator.jobs.savepoints` says of it. One that fails is
-followed by the next in ``durable_interval``. The last two are kept until the job ends. (Carbone et al.,
+followed by the next in ``durable_interval``, or sooner, if programs that write to the job wait for their
+receipts. The last two are kept until the job ends. (Carbone et al.,
 *Lightweight Asynchronous Snapshots for Distributed Dataflows*, 2015; Flink: ``CheckpointCoordinator``,
 ``CompletedCheckpointStore``.)
 """
@@ -26,6 +27,8 @@ CUTS_KEPT: Final = 2
 """Complete ones that are kept: if the files of the last are lost, the one before it may be whole."""
 RETRY_SECONDS: Final = 1.0
 """Until one that is due, and cannot be taken now, is tried again."""
+HASTENED_SECONDS: Final = 1.0
+"""From the beginning of one until the next, at least, where receipts wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,18 @@ class JobCuts(CutsRecord):
         """Much is retained that the next one frees: it is due now."""
         if self.next_at:
             self.next_at = min(self.next_at, at)
+
+    def hasten_receipts(self, awaited: int, began: float, at: float) -> bool:
+        """Receipts wait for one of the number ``awaited``, or a later one (0: for the next); the last one has
+        ``began`` then. Have the next begin soon, so that at most half of the time one is under way; False:
+        none need."""
+        last = self.kept[-1] if self.kept else None
+        if not self.next_at or (last is not None and 0 < awaited <= last.point.number):
+            return False
+        lasts = 0.0 if last is None else last.seconds
+        due = max(at, began + max(HASTENED_SECONDS, 2 * lasts))
+        is_sooner, self.next_at = due < self.next_at, min(due, self.next_at)
+        return is_sooner
 
     def take(self, alone: Iterable[TaskKey]) -> None:
         """The barrier is sent; these tasks have no holder."""

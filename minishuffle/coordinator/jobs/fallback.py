@@ -8,7 +8,8 @@ The newest snapshot is read first, and an older one if that cannot be, or if a t
 there broken: the durable ones of the job, then the savepoint that it was submitted from, at last its
 beginning, for which nothing is read. A storage that does not answer is asked again for a while. If sources
 of the job acknowledge, none but the durable ones are read once there was one: what precedes these does not
-come again. All tasks then begin with what that holds for them, and with a version of their rows of their
+come again. If programs write to the job, it is the last durable one alone, which covers what has its receipt.
+All tasks then begin with what that holds for them, and with a version of their rows of their
 own: whatever earlier attempts have sent, retained or held counts for nothing. Rows that were published
 behind the snapshot come twice. (Flink: ``RestartPipelinedRegionFailoverStrategy`` restarts from the last
 checkpoint at each failure.)

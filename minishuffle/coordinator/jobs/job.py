@@ -93,7 +93,7 @@ from minishuffle.errors import (
 )
 from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph, Placement
-from minishuffle.plan.guarantee import never_cut, never_saved
+from minishuffle.plan.guarantee import never_cut, never_saved, receipted_by_cuts
 from minishuffle.plan.stages import deploys_later
 from minishuffle.snapshots.catalog import folder_name
 from minishuffle.snapshots.sealedmanifest import SnapshotManifest
@@ -994,7 +994,8 @@ class Job:
                 self.cut.committed(at)
                 self.cuts.complete(self.id, self.cut)
                 self.holders.freed(self.cuts.alone)
-                if self.cuts.alone or any(vertex.acknowledges for vertex in self.graph.vertices):
+                vertices = self.graph.vertices
+                if self.cuts.alone or any(each.acknowledges or each.stream for each in vertices):
                     kept = self.cuts.kept[0].point.number
                     self.cut.announce(self.subtasks.open_workers(), kept, self.cuts.alone)
             return
@@ -1089,6 +1090,11 @@ class Job:
         self.cuts.hasten(at)
         return True
 
+    def receipts_wait(self, awaited: int, at: float) -> bool:
+        """Receipts of a task wait for a durable snapshot: see :meth:`JobCuts.hasten_receipts`; False: none
+        begins sooner for that."""
+        return not self.cut.under_way and self.cuts.hasten_receipts(awaited, self.cut.began, at)
+
     def worker_returned(self, worker: int, at: float) -> None:
         """A worker has come back, and may not have got what it was sent."""
         self.savepoint.ask_again(worker, self.subtasks)
@@ -1146,14 +1152,15 @@ class Job:
         """A task cannot go on alone: all of them go back to a snapshot of the whole job.
 
         Not to its beginning if some of its input may not come again: sources have acknowledged it, or the
-        programs that wrote it have their receipts.
+        programs that wrote it have their receipts. These cover the last durable snapshot, and no other.
         """
         if not self.fallback.under_way:
             self.history.note(at, "job falls back", cause.text)
-            is_acknowledged = self.cuts.taken and any(each.acknowledges for each in self.graph.vertices)
-            is_written = any(each.stream for each in self.graph.vertices)
-            comes_again = not (is_acknowledged or is_written)
-            points = [*self.cuts.points(), *([self.origin] if comes_again else [])]
+            by_cuts, vertices = receipted_by_cuts(self.graph), self.graph.vertices
+            is_said = self.cuts.taken and (by_cuts or any(each.acknowledges for each in vertices))
+            is_written = any(each.stream and n not in by_cuts for n, each in enumerate(vertices))
+            points = self.cuts.points()[: 1 if by_cuts else None]
+            points += [] if is_said or is_written else [self.origin]
             if not self.fallback.begin(self.id, points, at):
                 self.fail(cause, at, verdict=True)
                 return

@@ -14,8 +14,9 @@ from minishuffle.coordinator.jobs.lossaccounting import TaskKey
 from minishuffle.coordinator.jobs.positions import Resumption
 from minishuffle.coordinator.jobs.savepoints import sides_of
 from minishuffle.errors import UsageError
-from minishuffle.plan.graph import JobGraph, StatefulOperator
+from minishuffle.plan.graph import JobGraph, StatefulOperator, Vertex
 from minishuffle.snapshots.sealedmanifest import SavedOperator, SavedSplit, SnapshotManifest, fingerprint
+from minishuffle.wire.clients import write_and_partition
 from minishuffle.wire.messages import Restoration
 from minishuffle.wire.packed import Cursor, SplitPosition, pack_positions
 
@@ -59,7 +60,7 @@ def resumptions_of(
         all_ended = bool(others or not splits) and all(where[each.id] in ended for each in states)
         for index in range(vertex.parallelism):
             found[number, index] = Resumption(
-                positions=pack_positions(_dealt(splits, index, vertex.parallelism)),
+                positions=pack_positions(_dealt(splits, index, vertex)),
                 restoration=restoration if others and not all_ended else None,
                 has_ended=all_ended,
             )
@@ -153,9 +154,13 @@ def _ended(manifest: SnapshotManifest) -> set[int]:
     return {task.vertex for task in manifest.tasks} - going_on
 
 
-def _dealt(splits: Mapping[str, SavedSplit], index: int, parallelism: int) -> list[SplitPosition]:
-    """The positions for one subtask. Splits with names go to all subtasks: each asks its source for its
-    own."""
+def _dealt(splits: Mapping[str, SavedSplit], index: int, vertex: Vertex) -> list[SplitPosition]:
+    """The positions for one subtask. Splits with names go to all subtasks: each asks its source for its own.
+    A partition that an external client writes goes to the subtask that reads it."""
+    parallelism = vertex.parallelism
+    if vertex.stream:
+        of = {name: write_and_partition(name)[1] % parallelism for name in splits}
+        splits = {name: each for name, each in splits.items() if of[name] == index}
     return [
         SplitPosition(
             each.number,

@@ -23,7 +23,7 @@ from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.plan.arguments import checked_job_name
 from minishuffle.plan.graph import JobGraph, Placement
-from minishuffle.plan.guarantee import check_guarantee, never_cut
+from minishuffle.plan.guarantee import check_guarantee, never_cut, receipted_by_cuts
 from minishuffle.plan.stages import is_staged, slots_needed
 from minishuffle.wire.advertised import linkable_groups, unlinkable
 from minishuffle.wire.messages import (
@@ -245,7 +245,9 @@ def admit(
     Raises:
         ResourceExhausted: the job does not fit; with the arithmetic.
     """
+    streams = {number for number, vertex in enumerate(graph.vertices) if vertex.stream}
     has_cuts = graph.settings.durable_interval and not never_cut(graph)
+    has_cuts = has_cuts and streams <= receipted_by_cuts(graph)
     if graph.snapshotted() and len(takers(workers)) == 1 and not has_cuts:
         raise ResourceExhausted(
             f'guarantee="{graph.settings.guarantee}" needs two workers, since each holds snapshots of the '
@@ -475,12 +477,13 @@ def deployments(
     if tasks is None:
         tasks = [(o, index) for o, vertex in enumerate(graph.vertices) for index in range(vertex.parallelism)]
     specs: dict[int, list[TaskSpec]] = {}
-    firsts, exchanges = graph.first_slots(), _Exchanges.of(graph)
+    firsts, exchanges, by_cuts = graph.first_slots(), _Exchanges.of(graph), receipted_by_cuts(graph)
     for operator, index in tasks:
         key = (operator, index)
         now, ends = attempts.get(key), done.get(key, _NOTHING_DONE)
         spec = _task(graph, key, now, ends, exchanges=exchanges, waiting=waiting)
-        spec = spec.model_copy(update={"slot": firsts[operator] + index})
+        slot = firsts[operator] + index
+        spec = spec.model_copy(update={"slot": slot, "receipts_by_cuts": operator in by_cuts})
         if (resumption := resumptions.get((operator, index))) is not None:
             spec = spec.model_copy(update=resumption._asdict() | {"files": dict(resumption.files)})
         specs.setdefault(placement[spec.slot], []).append(spec)

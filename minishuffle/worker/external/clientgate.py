@@ -9,8 +9,9 @@ The next attempt of the task itself continues there as well, if tasks restart: l
 of every source (:class:`~minishuffle.worker.sources.leases.SourceLeases`). The position of a partition is a
 checksum, by which its writer finds that it brings the same rows again. A partition is complete, and its
 program gets the receipt, once the coordinator knows its end. In a job that loses nothing positions are in the
-snapshots of the task, and the receipt follows once no next attempt begins before the end: programs send again
-what came behind the snapshot with which the task goes on.
+snapshots of the task, and the receipt follows once no next attempt begins before the end, and the whole job
+does not go back to before it: programs send again what came behind the snapshot with which the task goes on.
+Event time does not wait for the receipt, nor does a commit fail that comes before it: it waits.
 
 What other sources do not have is the channels: credit, a link that breaks while the task goes on, and
 attempts of a program that supersede each other.
@@ -67,7 +68,7 @@ class Progress:
     ended: bool = False
     """Its end was read."""
     complete: bool = False
-    """The coordinator knows of the end, if it is to be reported."""
+    """It has its receipt, or may have it: nothing begins before its end any more."""
     expected: bool = False
     """The attempt was let in, and its program has yet to come."""
     channel: UpstreamChannel | None = None
@@ -83,7 +84,7 @@ class Progress:
         if entry.end > cursor.rows:
             base, checksum = entry.end, 0
         progress = cls(cursor.name, entry.split, entry.end, checksum, base)
-        progress.ended = progress.complete = entry.done
+        progress.ended = entry.done
         return progress
 
     def cursor(self, rows: int = 0, checksum: int | None = None) -> Cursor:
@@ -175,6 +176,8 @@ class UpstreamGate:
         self._is_resumed = False
         self._early: list[Callable[[], None]] = []
         """Calls that wait for :meth:`resume`."""
+        self._unsettled: list[tuple[str, list[int], Callable[[], None]]] = []
+        """Arguments of :meth:`once_settled`."""
         self.gate = make_gate(self)
         if resumed is not None:
             self.resume(resumed)
@@ -183,7 +186,9 @@ class UpstreamGate:
         write, partition = write_and_partition(progress.name)
         self._writes.setdefault(write, _Write()).partitions[partition] = progress
         self._splits = max(self._splits, progress.split + 1)
-        if not progress.complete:
+        if progress.ended:
+            self._leases.ended_before(partial(self._complete, progress, progress.rows))
+        else:
             self._open_partition(progress)
 
     # --- task ------------------------------------------------------------------------------------
@@ -205,6 +210,7 @@ class UpstreamGate:
         self.current, self.cursor = progress.split, progress.cursor(element.rows, checksum)
         self._leases.take(element.rows, self._clock())
         progress.rows, progress.checksum = progress.rows + element.rows, checksum
+        progress.ended = False  # An attempt after one that had ended brings more.
 
     @property
     def upcoming(self) -> Iterator[int]:
@@ -214,12 +220,14 @@ class UpstreamGate:
 
     def over(self, channel: InputChannel) -> None:
         assert isinstance(channel, UpstreamChannel)
-        close = partial(self._close_channel, channel)
-        if not channel.ended:
-            self._post(close)
+        progress = channel.progress
+        if not channel.ended or progress.complete:
+            self._post(self._close_channel, channel)
             return
-        channel.progress.ended = True
-        self._leases.end(channel.progress.split, close)
+        if not progress.ended:
+            progress.ended = True
+            self._leases.end(progress.split, partial(self._complete, progress, progress.rows))
+        self._post(self._close_split, progress.split)
         self._leases.look(self._clock())
 
     def snapshot(self) -> list[SplitPosition]:
@@ -273,7 +281,7 @@ class UpstreamGate:
 
     def _set_idle(self, known: _Write, idle: bool) -> None:
         known.idle = idle
-        silent = [each for each in known.partitions.values() if not each.complete and each.channel is None]
+        silent = [each for each in known.partitions.values() if not each.ended and each.channel is None]
         for split in [known.rest, *(each.split for each in silent)]:
             if idle:
                 self._close_split(split)
@@ -396,12 +404,22 @@ class UpstreamGate:
         self.gate.channels.append(channel)
         return channel
 
+    def _complete(self, progress: Progress, rows: int) -> None:
+        """Nothing begins before the end of a partition any more, which was read behind so many rows."""
+        if not progress.ended or progress.rows != rows:
+            return
+        progress.complete = True
+        self._close_split(progress.split)
+        if (channel := progress.channel) is not None and channel.ended:
+            self._close_channel(channel)
+        unsettled, self._unsettled = self._unsettled, []
+        for each in unsettled:
+            self.once_settled(*each)
+
     def _close_channel(self, channel: UpstreamChannel) -> None:
         progress = channel.progress
         if channel not in self.gate.channels:
             return
-        if channel.ended:
-            progress.ended = progress.complete = True
         if progress.complete or channel.write.ended:
             self._close_split(progress.split)
         channel.close()
@@ -419,6 +437,14 @@ class UpstreamGate:
             assert isinstance(channel, UpstreamChannel)
             channel.disconnect(PeerLost("the task that reads the stream has ended"))
         self.gate.close()
+
+    def once_settled(self, write: str, partitions: list[int], call: Callable[[], None]) -> None:
+        """Have that called once none of these partitions of a write waits for its receipt."""
+        known = self._writes.get(write, _Write()).partitions
+        if any((each := known.get(number)) and each.ended and not each.complete for number in partitions):
+            self._unsettled.append((write, partitions, call))
+        else:
+            call()
 
     def end_write(self, write: str, partitions: list[int]) -> list[int]:
         """No further partition of a write begins; the watermark waits for none.

@@ -351,6 +351,12 @@ class ExternalClients:
 
     def _end(self, message: EndWrite) -> None:
         attempt = self._deployment.attempts.get(_attempt_id(message))
+        if attempt is not None and attempt.upstreams is not None:
+            answer = partial(self._answer_end, message)
+            attempt.upstreams.once_settled(message.write, message.partitions, answer)
+
+    def _answer_end(self, message: EndWrite) -> None:
+        attempt = self._deployment.attempts.get(_attempt_id(message))
         gate = attempt.upstreams if attempt is not None else None
         # The gate of a task that finished still knows what it read; else as when a write begins.
         if attempt is None or gate is None:

@@ -72,11 +72,14 @@ class _Cut:
 
 @dataclass(slots=True)
 class _HeldEnd:
-    """The end of a split, whose receipt waits for a snapshot of the task that is safe."""
+    """The end of a split, whose receipt waits for a safe snapshot of the task, and perhaps for a complete
+    durable one."""
 
     receipt: Callable[[], None]
+    cut: float
+    """The number of the first durable snapshot that covers it; inf: none does so far; 0: none need."""
     snapshot: float = math.inf
-    """The number of the first that covers it; inf: none does so far."""
+    """The same of the task's own."""
 
 
 class SourceLeases:
@@ -88,6 +91,9 @@ class SourceLeases:
         position ≤ position in the oldest durable snapshot that is kept (the job may go back to it)
         position ≤ position in the oldest local snapshot (the next attempt begins with it)
 
+    The receipt of what a program has written waits likewise, but for the newest durable snapshot alone: a
+    job with such receipts goes back to no other (``Job._fall_back``), and a program waits for one, not two.
+
     Args:
         report: called on the loop with a table of positions for the coordinator, and the seconds within which
             its acknowledgement is needed. None: the task never restarts, so nothing is reported and all rows
@@ -96,6 +102,7 @@ class SourceLeases:
         resumed: a table of positions that an earlier attempt has reported.
         age: seconds since it has.
         held: snapshots are taken of the task.
+        cuts: receipts wait for durable ones, too.
     """
 
     def __init__(
@@ -107,9 +114,12 @@ class SourceLeases:
         resumed: bytes = b"",
         age: float = 0.0,
         held: bool = False,
+        cuts: bool = False,
     ) -> None:
         self._paths = paths
         self._held = held
+        self._first_cut = math.inf if cuts else 0
+        """The ``cut`` of an end that was just read."""
         self._report = report
         self._rows = rows or None
         self._resumed = resumed
@@ -136,12 +146,21 @@ class SourceLeases:
         """Number of reports posted by the task, and number of reports that have arrived on the loop."""
         self._held_ends: deque[_HeldEnd] = deque()
         """The task adds, the loop removes."""
+        self._cut_alone = self._covered_alone = 0
+        """The last durable snapshot that the task took its state for without a holder of its own snapshots,
+        and the last of these that is complete: the task goes on from nothing earlier."""
+        self._covered_number = 0
+        """The last durable snapshot that is complete; of the loop."""
         self._ends: dict[int, Callable[[], None]] = {}
         """By split, the receipt of its end, which is not reported yet."""
         self._receipts: deque[tuple[int, Callable[[], None]]] = deque()
         """Receipts of ends that were, each with the number of the report."""
 
     # --- task ------------------------------------------------------------------------------------
+
+    def resumed(self) -> list[SplitPosition]:
+        """Where the task begins, if no snapshot of its own says so."""
+        return unpack_positions(self._resumed)
 
     def open(
         self,
@@ -161,7 +180,7 @@ class SourceLeases:
         Args and raises: as :class:`SourceReader`.
         """
         if resumed is None:
-            resumed = unpack_positions(self._resumed)
+            resumed = self.resumed()
         reader = SourceReader(
             source,
             index,
@@ -305,6 +324,9 @@ class SourceLeases:
         if self._cuts and self._cuts[-1].number > self._complete_number:  # It has failed.
             passed = self._cuts.pop().positions | passed
         self._cuts.append(_Cut(number, passed, is_alone))
+        self._cut_alone = number if is_alone else self._cut_alone
+        for end in tuple(self._held_ends):  # copied in one step
+            end.cut = min(end.cut, number)
 
     def end(self, split: int, receipt: Callable[[], None] | None = None) -> None:
         """All rows of a split were read. ``receipt`` is called on the loop: once the coordinator knows, if it
@@ -315,9 +337,17 @@ class SourceLeases:
                 if receipt is not None:
                     self._ends[split] = receipt
         elif receipt is not None and self._held:
-            self._held_ends.append(_HeldEnd(receipt))
+            self._held_ends.append(_HeldEnd(receipt, self._first_cut))
         elif receipt is not None:
             self._paths.post(receipt)
+
+    def ended_before(self, receipt: Callable[[], None]) -> None:
+        """(Before anything is read.) An earlier attempt has read the end of a split. Its snapshots cover
+        that; whether a durable one does is not known."""
+        if self._first_cut:
+            self._held_ends.append(_HeldEnd(receipt, self._first_cut, snapshot=0))
+        else:
+            receipt()
 
     def exact(self) -> bytes:
         """Where the attempt has ended, for its last report; it emits nothing more."""
@@ -339,14 +369,34 @@ class SourceLeases:
     def safe(self, number: int) -> None:
         """No attempt begins before the snapshot of that number."""
         self._safe_number = number
-        while self._held_ends and self._held_ends[0].snapshot <= number:
-            self._held_ends.popleft().receipt()
+        self._give_receipts()
         self._paths.bell.ring()
+
+    def _give_receipts(self) -> None:
+        while self._held_ends and self._is_covered(self._held_ends[0]):
+            self._held_ends.popleft().receipt()
+
+    def _is_covered(self, end: _HeldEnd) -> bool:
+        is_safe = end.snapshot <= self._safe_number or 0 < end.cut <= self._covered_alone
+        return is_safe and end.cut <= self._covered_number
+
+    @property
+    def awaited_cut(self) -> int:
+        """The number of a durable snapshot for which receipts wait, or for a later one; 0: for the next that
+        begins; -1: for none."""
+        last = self._held_ends[-1].cut if self._held_ends else 0
+        if last <= self._covered_number:
+            return -1
+        return int(last) if math.isfinite(last) else 0
 
     def cut_complete(self, number: int, kept: int, *, freed: bool) -> None:
         """The durable snapshot of that number is complete, and the job goes back to none before ``kept``;
         ``freed``: the task begins at nothing earlier if it had no holder then."""
         self._complete.append((number, kept, freed))
+        self._covered_number = number
+        if freed and number == self._cut_alone:
+            self._covered_alone = number
+        self._give_receipts()
         self._paths.bell.ring()
 
     def _take_report(self, table: bytes, within: float) -> None:

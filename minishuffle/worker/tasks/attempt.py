@@ -48,7 +48,6 @@ from minishuffle.wire.messages import (
     TaskSpec,
     WriteState,
 )
-from minishuffle.wire.packed import unpack_positions
 from minishuffle.wire.reports import (
     Fact,
     FileCompleted,
@@ -272,6 +271,7 @@ class Attempt:
             resumed=self.spec.positions,
             age=self.spec.positions_age,
             held=held,
+            cuts=held and self.spec.receipts_by_cuts,
         )
 
     def _splits_dealt(self, splits: int) -> None:
@@ -555,7 +555,7 @@ class Attempt:
             self.task.leases,
             post=self.paths.post,
             clock=services.clock,
-            resumed=None if self._takes_snapshots else unpack_positions(self.spec.positions),
+            resumed=None if self._takes_snapshots and not self.spec.has_ended else self.task.leases.resumed(),
         )
 
     def set_pause(self, barrier: int, *, paused: bool) -> None:
@@ -766,6 +766,7 @@ class Attempt:
             position=self.paths.calls.position,
             in_hand=self.paths.calls.in_hand,
             standing=self.standing(),
+            awaits_cut=self.task.leases.awaited_cut,
         )
 
     def standing(self) -> Standing:

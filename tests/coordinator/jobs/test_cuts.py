@@ -10,14 +10,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.coordinator.instructions import CoordinatorStep, WorkInFolder
-from minishuffle.coordinator.jobs.cuts import CUTS_KEPT, RETRY_SECONDS
+from minishuffle.coordinator.jobs.cuts import CUTS_KEPT, HASTENED_SECONDS, RETRY_SECONDS
 from minishuffle.coordinator.jobs.fallback import STORAGE_SECONDS_MAX
 from minishuffle.coordinator.jobs.savepoints import FolderWork
+from minishuffle.counters import TaskCounters
 from minishuffle.errors import ShuffleError, StateLost, StorageUnavailable, UnreadableSnapshot
 from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph, StatefulOperator
 from minishuffle.snapshots.sealedmanifest import SnapshotManifest
-from minishuffle.wire.messages import CancelTasks, DeployTasks, ErrorInfo, PauseTasks, TaskSpec, WriteState
+from minishuffle.wire.messages import (
+    CancelTasks,
+    CutComplete,
+    DeployTasks,
+    ErrorInfo,
+    PauseTasks,
+    TaskReport,
+    TaskSpec,
+    WriteState,
+)
 from minishuffle.wire.reports import StateTaken, StateWritten
 from minishuffle.wire.requests import CancelJob, GetEvents, PauseJob, ResumeJob, SaveJob
 
@@ -95,15 +105,16 @@ def cuts_of(
     make_graph: Callable[..., JobGraph],
     monkeypatch: pytest.MonkeyPatch,
 ) -> CutsOf:
-    """Of a job of two vertices, with these fields of the one and of the other changed."""
+    """Of a job of two vertices, with these fields of the one and of the other changed, and of the edge."""
 
-    def make(*changes: dict[str, Any]) -> Cuts:
+    def make(*changes: dict[str, Any], **of_edge: Any) -> Cuts:
         graph = make_graph(restart_strategy="individual", guarantee="at_least_once", durable_interval=40)
         vertices = [
             vertex.model_copy(update=fields)
             for vertex, fields in zip_longest(graph.vertices, changes, fillvalue={})
         ]
-        graph = graph.model_copy(update={"vertices": vertices})
+        edges = [edge.model_copy(update=of_edge) for edge in graph.edges]
+        graph = graph.model_copy(update={"vertices": vertices, "edges": edges})
         return Cuts(make_cluster(snapshot_dir="/s"), graph, monkeypatch)
 
     return make
@@ -388,9 +399,78 @@ def test_a_job_whose_sources_acknowledge_does_not_begin_at_its_beginning(cuts_of
     assert "durable snapshot 1 cannot be read" in info.causes[0].text
 
 
-def test_a_job_that_programs_write_to_does_not_begin_at_its_beginning(cuts_of: CutsOf) -> None:
-    """Those that have their receipts do not write again."""
+def awaits(cuts: Cuts, number: int) -> None:
+    """Receipts of the first task wait for that durable snapshot."""
+    attempt = AttemptId.of(cuts.job, 0, 0, 1)
+    report = TaskReport(attempt=attempt, counters=TaskCounters(), awaits_cut=number)
+    cuts.cluster.heartbeat(cuts.workers[0], [report])
+
+
+def test_receipts_of_writes_have_the_next_one_begin_within_a_second(cuts_of: CutsOf) -> None:
     cuts = cuts_of({"stream": "clicks"})
+    cluster = cuts.cluster
+    awaits(cuts, -1)
+    cluster.advance(1.0)
+    assert not cuts.work
+    for number in (1, 2):
+        awaits(cuts, 0)
+        cluster.advance(HASTENED_SECONDS)
+        assert [each.savepoint for each in cuts.work if each.work == "prepare"][-1] == number
+        cuts.answer()
+        awaits(cuts, 0)
+        cuts.tell_all(StateTaken)
+        cuts.tell_all(StateWritten)
+        cuts.answer()
+        assert cuts.workers[0].got(CutComplete)[-1].savepoint == number
+        begun = len(cuts.work)
+        awaits(cuts, number)
+        cluster.advance(HASTENED_SECONDS / 2)
+        assert not [each for each in cuts.work[begun:] if each.work == "prepare"], "it is complete"
+    awaits(cuts, 3)
+    cluster.advance(HASTENED_SECONDS)
+    assert cuts.work[-1].work == "prepare", "one that has failed"
+
+
+def test_receipts_of_writes_have_one_under_way_for_half_of_the_time_at_most(cuts_of: CutsOf) -> None:
+    cuts = cuts_of({"stream": "clicks"})
+    cuts.begin()
+    cuts.cluster.advance(4.0)
+    cuts.tell_all(StateTaken)
+    cuts.tell_all(StateWritten)
+    cuts.answer()
+    begun = len(cuts.work)
+    awaits(cuts, 0)
+    cuts.cluster.advance(3.0)
+    assert len(cuts.work) == begun
+    cuts.cluster.advance(3.0)
+    assert [each.work for each in cuts.work[begun:]] == ["prepare"]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_a_job_that_programs_write_to_goes_back_to_the_last_one_and_no_further(
+    cuts_of: CutsOf, taken: int
+) -> None:
+    """Those that have their receipts do not write again, and before the first one none has."""
+    cuts = cuts_of({"stream": "clicks"})
+    for _ in range(taken):
+        cuts.take()
+    for worker in cuts.workers:
+        cuts.cluster.lose(worker)
+    fresh = [cuts.cluster.add(), cuts.cluster.add()]
+    if not taken:
+        assert len(deployed(fresh[0]) + deployed(fresh[1])) == 4
+        return
+    assert cuts.work[-1].work == "open" and f"-durable-{taken}-" in cuts.work[-1].folder
+    cuts.answer(UnreadableSnapshot("it is gone"))
+    info = cuts.cluster.show(cuts.job)
+    assert info.state == "failed"
+    assert f"durable snapshot {taken} cannot be read" in info.causes[0].text
+
+
+def test_a_job_whose_receipts_wait_for_none_does_not_begin_at_its_beginning(cuts_of: CutsOf) -> None:
+    """Its stream leads to an input that is read to its end first: until then there is none."""
+    cuts = cuts_of({"stream": "clicks"}, partitioner="broadcast", input=1)
+    assert not any(task.receipts_by_cuts for worker in cuts.workers for task in worker.tasks.values())
     for worker in cuts.workers:
         cuts.cluster.lose(worker)
     info = cuts.cluster.show(cuts.job)

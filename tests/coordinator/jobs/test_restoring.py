@@ -84,6 +84,18 @@ def test_each_split_without_a_name_is_dealt_to_one_subtask_and_one_with_a_name_t
         assert restoration is not None and (restoration.path, restoration.dropped) == ("/s", [])
 
 
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_partitions_that_programs_write_are_dealt_to_those_to_which_they_are_sent(parallelism: int) -> None:
+    job = graph(parallelism)
+    written = [job.vertices[0].model_copy(update={"stream": "clicks"}), *job.vertices[1:]]
+    names = [f"q/7/{partition}" for partition in range(5)]
+    splits = {name: SavedSplit(number, 3, b"at 3", 3) for number, name in enumerate(names)}
+    found = resumptions_of(job.model_copy(update={"vertices": written}), manifest(read=splits), point())
+    for index in range(parallelism):
+        table = unpack_positions(found[0, index].positions)
+        assert [each.cursor and each.cursor.name for each in table] == names[index::parallelism]
+
+
 @pytest.mark.parametrize(
     ("given", "asked", "text"),
     [

@@ -96,6 +96,20 @@ def test_a_job_on_one_worker_is_refused_without_durable_snapshots_and_has_no_hol
     assert not any(worker.holders for worker in start(cluster, make_graph(1, 1)))
 
 
+def test_a_job_whose_receipts_wait_for_no_durable_snapshot_is_refused_on_one_worker(
+    cluster: FakeCluster, guaranteed: MakeGraph
+) -> None:
+    cluster.add()
+    job = guaranteed(1, 1)
+    written = [job.vertices[0].model_copy(update={"stream": "clicks"}), job.vertices[1]]
+    side = [job.edges[0].model_copy(update={"partitioner": "broadcast", "input": 1})]
+    job = job.model_copy(update={"vertices": written})
+    refused = SubmitJob(name="side", python="3.11", graph=job.model_copy(update={"edges": side}).to_bytes())
+    code, text = cluster.refusal(refused)
+    assert code == ResourceExhausted.code and "needs two workers" in text
+    cluster.submit(job)
+
+
 @pytest.mark.parametrize(
     ("others", "holder"),
     [

@@ -36,7 +36,7 @@ def there(partition: int, rows: int, base: int = 0, checksum: int = 0, done: boo
 class Stand:
     """A gate with leases of 3 rows. The coordinator acknowledges when the task waits, or in :meth:`turn`."""
 
-    def __init__(self, *resumed: SplitPosition, held: bool = False) -> None:
+    def __init__(self, *resumed: SplitPosition, held: bool = False, cuts: bool = False) -> None:
         network = NetworkBufferPool(16, SEGMENT_BYTES)
         self.reports: list[list[SplitPosition]] = []
         self.waits = 0
@@ -47,7 +47,7 @@ class Stand:
         paths: Any = SimpleNamespace(
             wait_until=self._wait, bell=SimpleNamespace(ring=lambda: None), post=self._post
         )
-        self.leases = SourceLeases(paths, None if held else self._report, rows=3, held=held)
+        self.leases = SourceLeases(paths, None if held else self._report, rows=3, held=held, cuts=cuts)
         self.upstreams = UpstreamGate(
             lambda splits: InputGate(
                 UPSTREAM_EDGE,
@@ -291,3 +291,66 @@ def test_the_receipt_of_a_partition_waits_for_a_snapshot_behind_its_end() -> Non
     assert [each.done for each in stand.gate.positions()] == [True, False]
     stand.leases.safe(2)
     assert channel.progress.complete and stand.upstreams.end_write("w", [0]) == []
+
+
+def settled(stand: Stand, *partitions: int) -> list[str]:
+    """Gets an item once none of these waits for its receipt."""
+    heard: list[str] = []
+    stand.upstreams.once_settled("w", list(partitions), lambda: heard.append("settled"))
+    return heard
+
+
+def test_a_commit_waits_for_receipts_that_wait_for_a_durable_snapshot_and_event_time_does_not() -> None:
+    stand = Stand(held=True, cuts=True)
+    stand.gate.resume([])
+    channel, _ = stand.open(), stand.open(1)
+    arrive(channel, "a")
+    assert settled(stand, 0, 1), "what has not ended is missing, which is answered at once"
+    arrive_end(channel)
+    stand.rows()
+    stand.turn()
+    assert list(stand.upstreams.changes) == [(0, "open"), (1, "open"), (0, "done")]
+    heard = settled(stand, 0, 1)
+    stand.leases.snapshot(1)
+    stand.leases.safe(1)
+    stand.leases.cut(1, is_alone=False)
+    assert not (heard or channel.progress.complete or channel.attachment is None)
+    stand.leases.cut_complete(1, 1, freed=False)
+    assert heard and channel.progress.complete and channel.attachment is None
+    assert stand.upstreams.end_write("w", [0]) == []
+
+
+def test_what_an_earlier_attempt_has_read_to_its_end_has_its_receipt_once_a_durable_snapshot_covers_it() -> (
+    None
+):
+    """That attempt may have died between two of them."""
+    stand = Stand(held=True, cuts=True)
+    stand.gate.resume([there(0, 7, checksum=9, done=True)])
+    assert not stand.upstreams.changes, "event time does not wait for it"
+    heard = settled(stand, 0)
+    channel = stand.open(attempt=2)
+    (told,) = stand.told
+    assert (told.rows, told.checksum, told.complete) == (7, 9, False), "its program passes over all rows"
+    arrive_end(channel)
+    assert stand.rows() == []
+    stand.turn()
+    assert not heard and channel.attachment is not None
+    stand.leases.cut(4, is_alone=False)
+    stand.leases.cut_complete(4, 4, freed=False)
+    assert heard and channel.progress.complete and channel.attachment is None
+
+
+def test_an_attempt_that_brings_more_than_the_one_before_waits_for_its_own_end() -> None:
+    stand = Stand(held=True, cuts=True)
+    stand.gate.resume([there(0, 7, done=True)])
+    channel = stand.open(attempt=2)
+    arrive(channel, "more")
+    assert stand.rows() == ["more"]
+    stand.leases.cut(1, is_alone=True)
+    stand.leases.cut_complete(1, 1, freed=True)
+    assert not channel.progress.complete and not stand.gate.positions()[0].done
+    arrive_end(channel)
+    stand.rows()
+    stand.leases.cut(2, is_alone=True)
+    stand.leases.cut_complete(2, 1, freed=True)
+    assert channel.progress.complete and stand.gate.positions()[0].end == 8

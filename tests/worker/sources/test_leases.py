@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -351,6 +352,108 @@ def test_nothing_is_acknowledged_before_which_an_attempt_may_begin(steps: list[s
         for last in held.acknowledged():
             assert 0 < last <= min(oldest, kept[0][1])
     assert last == kept[0][1], "all of it, in the end"
+
+
+class Ends:
+    """The leases of a task into which programs write, with their receipts; ``cuts``: as for the leases."""
+
+    def __init__(self, *, cuts: bool = True) -> None:
+        paths: Any = SimpleNamespace(bell=SimpleNamespace(ring=lambda: None))
+        self.leases = SourceLeases(paths, None, rows=None, held=True, cuts=cuts)
+        self.receipts: list[int] = []
+        self.ends = 0
+
+    def end(self, *, before: bool = False) -> None:
+        """The next end is read, or was by an earlier attempt."""
+        number, self.ends = self.ends, self.ends + 1
+        give = partial(self.receipts.append, number)
+        if before:
+            self.leases.ended_before(give)
+        else:
+            self.leases.end(number, give)
+
+
+def test_a_receipt_waits_for_snapshots_of_both_kinds() -> None:
+    ends = Ends()
+    leases = ends.leases
+    assert leases.awaited_cut == -1
+    leases.cut(3, is_alone=False)
+    ends.end()
+    leases.cut_complete(3, 3, freed=False)
+    leases.snapshot(1)
+    leases.safe(1)
+    assert not ends.receipts and leases.awaited_cut == 0, "the third was taken before the end"
+    leases.cut(4, is_alone=False)
+    assert leases.awaited_cut == 4
+    leases.cut(6, is_alone=False)
+    assert leases.awaited_cut == 4, "it may have failed: then the sixth will do"
+    ends.end()
+    leases.cut_complete(6, 3, freed=False)
+    assert ends.receipts == [0] and leases.awaited_cut == 0, "whatever older one is kept"
+    leases.cut(7, is_alone=False)
+    leases.cut_complete(7, 6, freed=False)
+    assert ends.receipts == [0] and leases.awaited_cut == -1, "its next attempt begins before that end"
+    leases.snapshot(2)
+    leases.safe(2)
+    assert ends.receipts == [0, 1]
+
+
+@pytest.mark.parametrize(("is_alone", "freed"), [(True, True), (True, False), (False, True)])
+def test_receipts_of_a_task_without_a_holder_wait_for_durable_snapshots_alone(
+    *, is_alone: bool, freed: bool
+) -> None:
+    ends = Ends()
+    ends.end()
+    ends.leases.cut(1, is_alone=is_alone)
+    ends.leases.cut_complete(1, 1, freed=freed)
+    assert ends.receipts == ([0] if is_alone and freed else [])
+
+
+def test_of_an_end_that_an_earlier_attempt_has_read_no_durable_snapshot_is_known() -> None:
+    ends = Ends()
+    ends.end(before=True)
+    ends.leases.cut(5, is_alone=False)
+    assert not ends.receipts
+    ends.leases.cut_complete(5, 4, freed=False)
+    assert ends.receipts == [0], "its own snapshots cover that"
+
+
+def test_where_no_durable_snapshot_can_be_taken_receipts_wait_for_none() -> None:
+    ends = Ends(cuts=False)
+    ends.end(before=True)
+    assert ends.receipts == [0]
+    ends.end()
+    assert ends.leases.awaited_cut == -1 and ends.receipts == [0]
+    ends.leases.cut(1, is_alone=True)
+    ends.leases.cut_complete(1, 1, freed=True)
+    assert ends.receipts == [0], "it may begin at an earlier snapshot of its own"
+    ends.leases.snapshot(1)
+    ends.leases.safe(1)
+    assert ends.receipts == [0, 1]
+
+
+@given(st.lists(st.sampled_from(("end", *STEPS[1:])), max_size=30))
+def test_no_receipt_is_given_before_which_an_attempt_may_begin(steps: list[str]) -> None:
+    ends, oldest, cut, complete = Ends(), 0, (0, 0, False), (0, 0)
+    snapshot = (0, 0)
+    for step in [*steps, *2 * ("end", "cut", "snapshot", "safe", "complete")]:
+        if step == "end":
+            ends.end()
+        elif step == "snapshot":
+            snapshot = snapshot[0] + 1, ends.ends
+            ends.leases.snapshot(snapshot[0])
+        elif step == "safe":
+            oldest = max(oldest, snapshot[1])
+            ends.leases.safe(snapshot[0])
+        elif step in ("cut", "alone"):
+            cut = cut[0] + 1, ends.ends, step == "alone"
+            ends.leases.cut(cut[0], is_alone=cut[2])
+        elif cut[0] > complete[0]:
+            complete = cut[:2]
+            ends.leases.cut_complete(cut[0], max(1, cut[0] - 1), freed=step == "freed")
+            oldest = max(oldest, cut[1] if cut[2] and step == "freed" else 0)
+        assert ends.receipts == list(range(min(oldest, complete[1])))
+    assert len(ends.receipts) == ends.ends and ends.leases.awaited_cut == -1
 
 
 async def test_rows_that_fell_due_while_nobody_ran_are_counted(site: Site) -> None:
