@@ -287,8 +287,8 @@ class JobHandle:
 
     def savepoint(self, *, stop: bool = False, into: str | Path = "") -> SavepointInfo:
         """Take a savepoint: all that the job holds, and where its sources are, in one folder, from which
-        another job can begin (``restore_from`` of :meth:`Client.submit`). The job stands while its rows on
-        the way are taken and its state is copied, and goes on while that is written.
+        another job can begin (``restore_from`` of :meth:`Client.submit`). The job runs on, unless it is to
+        ``stop``: a task stands for a moment while its state is frozen.
 
         Args:
             stop: cancel the job behind it; what precedes the cut is in its sinks then, and nothing else.

@@ -245,6 +245,10 @@ SNAPSHOT_MEMORY_SHARE: Final = 4
 HOLDER_AWAY_SECONDS: Final = 30.0
 """A task whose snapshots no holder has read for so long takes it that there is none: another would have been
 named by now. What waits for a safe snapshot goes on without."""
+SLICE_SECONDS: Final = 0.002
+"""How long the next element waits while a part of a snapshot is made or sent, but for the last piece."""
+SLICE_SHARE: Final = 0.1
+"""Or so much of the time since the part before: where elements take long, that alone would take for ever."""
 RETAINED_LOOK_BYTES: Final = 256 * KIB
 """So much may be retained of one edge before the bound is looked at again."""
 DISK_THREADS: Final = 4

@@ -449,7 +449,7 @@ def savepoint(context: click.Context, job: str, stop: bool, into: str, as_json: 
     """Take a savepoint of a job: its state and the positions of its sources, in one folder.
 
     'submit --from PATH' has a job go on from there, on this cluster or another, with other code or another
-    parallelism. The job stands while its state is copied, and goes on while that is written. What precedes
+    parallelism. The job runs on while the savepoint is taken, unless it is to --stop. What precedes
     the savepoint is in its sinks when the command ends.
     """
     with session_of(context).client() as client:

@@ -291,7 +291,7 @@ def savepoint_text(found: SavepointInfo) -> str:
     if found.phase != "none":
         return f"{found.phase}, for now"
     took = f"{found.bytes:,} bytes in {found.seconds:.1f} s"
-    return f"{took}, the job stood {found.stood_seconds:.2f} s"
+    return f"{took}, no task stood longer than {found.stood_seconds:.2f} s"
 
 
 def durable_text(found: DurableInfo, at: float) -> str:

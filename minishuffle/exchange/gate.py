@@ -352,6 +352,10 @@ class InputGate:
             return True
         return all(channel.ended or channel.barrier >= barrier for channel in self.channels)
 
+    def is_held(self, barrier: int) -> bool:
+        """Whether a channel is held back behind that barrier."""
+        return any(channel.barrier >= barrier and not channel.ended for channel in self.channels)
+
     def poll(self) -> Element | None:
         """The next element of any channel, one buffer per channel and turn; None if there is none.
 

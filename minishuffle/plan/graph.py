@@ -128,6 +128,12 @@ class JobSettings(BaseModel):
         """Whether no row may be lost."""
         return self.guarantee != "loss"
 
+    @property
+    def aligns_in_passing(self) -> bool:
+        """Whether a channel can be held back behind a barrier while others are read: each has buffers and
+        credit of its own."""
+        return self.flow_control == "credit" and self.buffers_per_channel > 0
+
 
 class StatefulOperator(BaseModel):
     """An operator that may hold state, or a source, whose state is where it is in its splits."""

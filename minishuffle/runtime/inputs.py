@@ -58,6 +58,8 @@ class ReadGate(Protocol):
 
     def is_aligned(self, barrier: int) -> bool: ...
 
+    def is_held(self, barrier: int) -> bool: ...
+
 
 @dataclass(slots=True)
 class _Input:
@@ -200,6 +202,10 @@ class Inputs:
     def is_aligned(self, barrier: int) -> bool:
         """Whether all that was written before that barrier, for the inputs that are read now, was taken."""
         return self.is_between and all(each.gate.is_aligned(barrier) for each in self._turns)
+
+    def is_held(self, barrier: int) -> bool:
+        """Whether a channel of those that are read now is held back behind that barrier."""
+        return any(each.gate.is_held(barrier) for each in self._turns)
 
     def unread(self) -> list[int]:
         """Edges of inputs that are read later, once others have ended."""

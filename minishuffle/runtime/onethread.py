@@ -106,6 +106,10 @@ class _HandOver:
         """There are no barriers."""
         return False
 
+    def is_held(self, barrier: int) -> bool:
+        """There are no barriers."""
+        return False
+
 
 class _Task:
     """A chain, and what it reads: a source or hand-overs."""

@@ -177,8 +177,8 @@ class TaskStands(ControlMessage):
 
 
 class StateTaken(ControlMessage):
-    """A task that stands has taken its state, which it is about to write: it may go on. With a ``problem`` it
-    has not."""
+    """A task has taken its state at a barrier, which it is about to write: one that stands may go on. With a
+    ``problem`` it has not."""
 
     kind: Literal["state_taken"] = "state_taken"
     attempt: AttemptRef
@@ -189,6 +189,9 @@ class StateTaken(ControlMessage):
     """The last one that it has passed on, microseconds since 1970; None: none."""
     operators: list[str] = Field(default_factory=list)
     """Ids of its operators that hold anything."""
+    stood: Annotated[float, Field(ge=0)] = 0.0
+    """For how many seconds it has stood, if it goes on: while channels were held back and others had nothing,
+    and for its state."""
     problem: str = ""
 
 

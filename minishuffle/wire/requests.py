@@ -269,7 +269,7 @@ class SavepointInfo(ControlMessage):
     seconds: float = 0.0
     """From its beginning to its manifest."""
     stood_seconds: float = 0.0
-    """For how long the job stood."""
+    """The longest for which a task stood; with ``stop``, until all had taken their state."""
 
 
 class DurableInfo(ControlMessage):

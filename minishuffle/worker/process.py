@@ -599,12 +599,14 @@ class Worker:
         if attempt is not None and attempt.task.state != "abandoned":
             self.coordinator.report(fact)
 
-    def _on_saved(self, key: AttemptId, message: WriteState, taken: TaskStateSnapshot | str) -> None:
-        """A task has taken its state, or says why not. For a durable snapshot it does not stand."""
+    def _on_saved(
+        self, key: AttemptId, message: WriteState, taken: TaskStateSnapshot | str, stood: float
+    ) -> None:
+        """A task has taken its state, or says why not, and has stood for so many seconds if it goes on."""
         attempt = self._deployment.attempts.get(key)
         if message.goes_on and attempt is not None:
             attempt.pass_barrier(message.barrier)
-        self._savepoints.taken(key, message, taken)
+        self._savepoints.taken(key, message, taken, stood)
 
     def _on_stands(self, key: AttemptId) -> None:
         """A task has stopped at a barrier, or cannot stop because it waits; heartbeats repeat the state."""

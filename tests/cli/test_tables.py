@@ -379,7 +379,7 @@ def test_a_submission_says_how_many_workers_are_lost() -> None:
     [
         (
             SavepointInfo(number=1, bytes=12_000, seconds=3.25, stood_seconds=0.125),
-            "12,000 bytes in 3.2 s, the job stood 0.12 s",
+            "12,000 bytes in 3.2 s, no task stood longer than 0.12 s",
         ),
         (SavepointInfo(number=1, phase="writing"), "writing, for now"),
         (SavepointInfo(number=1, problem="the disk is full"), "failed: the disk is full"),

@@ -631,6 +631,7 @@ def test_a_channel_stops_behind_a_barrier_until_that_is_over(kind: str) -> None:
     _run(exchange)
     assert exchange.read == [[0], [1]]
     assert not exchange.gate.is_aligned(1)
+    assert exchange.gate.is_held(1) and not exchange.gate.is_held(2)
     exchange.write(1, 90)
     _run(exchange)
     assert exchange.read == [[0], [1, 3]], "no alignment holds the other one up"

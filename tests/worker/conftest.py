@@ -101,7 +101,7 @@ class Site:
             self.outcomes[key] = outcome
             self.deployment.attempts[key].end(moved=outcome.moved)
 
-    def _on_saved(self, key: AttemptId, message: WriteState, taken: Any) -> None:
+    def _on_saved(self, key: AttemptId, message: WriteState, taken: Any, stood: float) -> None:
         self.saved[key] = taken
         self.deployment.attempts[key].pass_barrier(message.barrier)
 

@@ -853,7 +853,7 @@ class Job:
         if self.terminal or self.stopping:
             raise UsageError(f"job {self.id} is {self.state}: only one that runs can be paused")
         self.savepoint.keep_paused()
-        self._give_cut_up("a client pauses the job", at)
+        self._take_barrier_back("a client pauses the job", at)
         self.pause.want(at, seconds)
         self._advance(at)
 
@@ -953,9 +953,17 @@ class Job:
             text = f"worker {worker} does not find what the coordinator has written: {problem}"
             self._fail_savepoint(f"{text}; snapshot_dir must be a directory that all of them share", at)
         elif self.savepoint.checked(worker):
-            self.savepoint.align(at, holds=self.pause.phase == "none")
-            self.pause.want(at, self.savepoint.pause_seconds)
+            self._align_savepoint(at)
         self._advance(at)
+
+    def _align_savepoint(self, at: float) -> None:
+        """All workers have found the folder: have a barrier pass through the job, or the job stand."""
+        is_paused = self.pause.phase != "none"
+        if is_paused or self.savepoint.stops or not self.graph.settings.aligns_in_passing:
+            self.savepoint.align(at, holds=not is_paused)
+            self.pause.want(at, self.savepoint.pause_seconds)
+        else:
+            self.savepoint.pass_through(at)
 
     def state_taken(self, task: Subtask, fact: StateTaken, at: float) -> None:
         """A task has taken its state; once all have that stand for that, the job goes on."""
@@ -966,12 +974,8 @@ class Job:
                 self.cut.task_has_taken(task.key, fact)
         elif self.savepoint.needs(task.key) and fact.problem and fact.savepoint == self.savepoint.number:
             self._fail_savepoint(f"{task}: {fact.problem}", at)
-        elif self.savepoint.task_has_taken(task.key, fact):
-            self.savepoint.all_taken(at, self.history.batches)
-            if self.savepoint.holds and not self.savepoint.stops:
-                self._transition_job(
-                    "running", "user", at, f"its state was taken in {self.savepoint.stood:.3f} s"
-                )
+        else:
+            self.savepoint.task_has_taken(task.key, fact)
         self._advance(at)
 
     def state_written(self, task: Subtask, fact: StateWritten, at: float) -> None:
@@ -1017,20 +1021,47 @@ class Job:
 
     def _advance_savepoint(self, at: float) -> None:
         savepoint = self.savepoint
-        if savepoint.phase == "aligning" and self.state == "paused":
+        if savepoint.phase == "aligning" and savepoint.goes_on:
+            self._send_passing(at)
+        elif savepoint.phase == "aligning" and self.state == "paused":
             live = [task for task in self.subtasks.values() if task.state != "finished"]
             standing = {task.key: self.pause.standing(task.key, task.attempt) for task in live}
             if why := not_safe(self.graph, self.subtasks, standing, barrier=self.pause.barrier):
                 self._fail_savepoint(why, at)
             else:
                 savepoint.take(self.pause.barrier, live)
-        elif savepoint.all_written:
+        if savepoint.has_all_taken:
+            self._all_taken(at)
+        if savepoint.all_written:
             if (missing := savepoint.collected - self.history.fetched) > 0:
                 savepoint.fetch_by(at + FETCH_SECONDS)
                 if at >= savepoint.fetched_by:
                     self._fail_savepoint(unfetched(missing), at)
                 return
             self._commit(savepoint)
+
+    def _send_passing(self, at: float) -> None:
+        """Send the barrier of a savepoint for which the job does not stand, once all tasks run."""
+        if self.pause.phase != "none":
+            self._align_savepoint(at)
+        elif why := not_safe(self.graph, self.subtasks, {}, barrier=0):
+            self._fail_savepoint(why, at)
+        elif not self._why_no_barrier():
+            live = [task for task in self.subtasks.values() if task.runs]
+            self.savepoint.take_passing(self.pause.next_barrier(), live)
+
+    def _all_taken(self, at: float) -> None:
+        """All state for a savepoint is taken: its barrier ends, unless the job is to stand longer."""
+        savepoint = self.savepoint
+        ended = [task for task in self.subtasks.values() if savepoint.has_ended(task.key)]
+        if why := partly_ended(self.graph, ended):
+            self._fail_savepoint(why, at)
+            return
+        savepoint.all_taken(at, self.history.batches)
+        if savepoint.goes_on:
+            self.pause.repeat()
+        elif savepoint.holds and not savepoint.stops:
+            self._transition_job("running", "user", at, f"its state was taken in {savepoint.stood:.3f} s")
 
     def _commit(self, saving: JobSavepoint) -> None:
         """All files are there: have the manifest written."""
@@ -1047,6 +1078,8 @@ class Job:
         holds = self.savepoint.holds
         self.savepoint.fail(self.id, problem)
         self.history.note(at, "savepoint failed", problem)
+        if self.savepoint.goes_on:
+            self.pause.repeat()
         if holds and self.state == "paused":
             self._transition_job("running", "user", at, "it goes on")
         elif holds and self.pause.under_way:
@@ -1097,13 +1130,17 @@ class Job:
 
     def worker_returned(self, worker: int, at: float) -> None:
         """A worker has come back, and may not have got what it was sent."""
+        if (self.cut.is_passing or self.savepoint.is_passing) and any(self.subtasks.on(worker)):
+            self._take_barrier_back(f"worker {worker} was away", at)
         self.savepoint.ask_again(worker, self.subtasks)
-        if self.cut.phase == "taking":
-            self._give_cut_up(f"worker {worker} was away meanwhile", at)
 
     def _why_no_cut(self) -> str:
+        """Why no durable snapshot can be taken now; empty: one can."""
+        return "a savepoint is taken" if self.savepoint.under_way else self._why_no_barrier()
+
+    def _why_no_barrier(self) -> str:
         """Why no barrier can go through the job now; empty: it can."""
-        if self.state != "running" or self.pause.phase != "none" or self.savepoint.under_way:
+        if self.state != "running" or self.pause.phase != "none":
             return f"the job is {self.state}"
         if self.fallback.under_way or self.moves or self.move.barrier or self.timers:
             return "tasks restart or move"
@@ -1131,6 +1168,12 @@ class Job:
             self.pause.repeat()
         if cut.all_written:
             self._commit(cut)
+
+    def _take_barrier_back(self, why: str, at: float) -> None:
+        """No snapshot can be taken with the barrier that passes through the job, if there is one."""
+        self._give_cut_up(why, at)
+        if self.savepoint.is_passing:
+            self._fail_savepoint(f"{why} meanwhile: take it again", at)
 
     def _give_cut_up(self, problem: str, at: float) -> None:
         """Let the durable snapshot that is under way fail; its barrier, if it is out, is taken back."""
@@ -1306,7 +1349,7 @@ class Job:
         """
         moving = set(slots)
         here = [key for key, task in self.subtasks.items() if task.runs and self.slot_of(key) in moving]
-        self._give_cut_up("tasks move", at)
+        self._take_barrier_back("tasks move", at)
         keys = self.cancellations.drain(here)
         aligns = not self.graph.settings.is_guaranteed  # else they go on from snapshots
         if keys and seconds and aligns and self.state in ("running", "pausing") and not self.pause.is_out:
@@ -1631,7 +1674,8 @@ class Job:
     def _end_attempt(self, task: Subtask, change: _Change) -> None:
         """The end of its attempt is no longer awaited."""
         self.cancellations.ended(task.key)
-        self.cut.task_has_finished(task.key)
+        for each in (self.cut, self.savepoint):
+            each.task_has_finished(task.key)
         task.ended(change.to)
         if self.savepoint.phase == "stopping":
             task.hold_nothing()
@@ -1645,7 +1689,8 @@ class Job:
             self._give_pause_up(problem, change.at)
         if self.cut.phase == "taking" or self.cut.needs(task.key):
             self._give_cut_up(f"{task} ended before its state was written ({change.text})", change.at)
-        if self.savepoint.phase == "checking" or self.savepoint.needs(task.key):
+        savepoint = self.savepoint
+        if savepoint.phase == "checking" or savepoint.is_passing or savepoint.needs(task.key):
             self._fail_savepoint(f"{task} ended before its state was written ({change.text})", change.at)
 
     def _count_restart(self, task: Subtask, change: _Change) -> None:
@@ -1870,7 +1915,8 @@ class Job:
         assert (self.state == "paused") == (self.pause.phase == "paused")
         assert self.pause.under_way or self.state != "pausing"
         assert self.fallback.under_way or not self.fallback.is_read
-        assert self.cut.phase != "taking" or (self.state == "running" and self.pause.phase == "none")
+        passing = [each for each in (self.cut, self.savepoint) if each.is_passing]
+        assert not passing or (len(passing) == 1 and self.state == "running" and self.pause.phase == "none")
         self.cuts.validate()
         self.slots.validate()
         self.stages.validate()

@@ -2,12 +2,13 @@
 
 ::
 
-    none --a client asks--> checking --all workers find the folder--> aligning --all tasks stand--> taking
+    none --a client asks--> checking --all workers find the folder--> aligning --all tasks run--> taking
          --all have taken their state--> writing --all files are there--> committing --the manifest--> none
 
-The job stands from ``aligning``, which is a pause, until ``taking`` has ended. It stays paused if it was
-paused before. If it is to be stopped, it stays paused until the manifest is there, is cancelled
-(``stopping``), and the savepoint ends with it.
+A barrier passes through the job, at which each task takes its state and goes on, as for a durable snapshot.
+A job stands from ``aligning``, which is a pause then, until ``taking`` has ended, if its channels cannot be
+aligned while it runs; if it was paused before, and stays so; and if it is to be stopped. Then it stays
+paused until the manifest is there, is cancelled (``stopping``), and the savepoint ends with it.
 
 A savepoint fails if a task ends before its state is written, at its deadline, if its coordinator is lost, and
 if a worker cannot read or write the folder. Then there is no manifest, and the job goes on.
@@ -102,7 +103,8 @@ class SavepointRecord(Record):
     seconds: float = 0.0
     """From its beginning to its manifest."""
     stood: float = 0.0
-    """Seconds from when its sources were to stop until all state was taken."""
+    """The longest for which a task stood, in seconds; of a job that stood as a whole, from when its sources
+    were to stop until all state was taken."""
 
 
 @dataclass(slots=True)
@@ -115,12 +117,14 @@ class JobSavepoint(SavepointRecord):
 
     work: list[FolderWork] = field(default_factory=list, repr=False)
     """For the coordinator's process; see :meth:`take_work`."""
+    goes_on: bool = False
+    """Its barrier passes through the job, whose tasks go on as soon as their own state is taken."""
     aligned_at: float = 0.0
     """When the job was to stand."""
     pause_seconds: float = 0.0
     """How long the tasks may take until they stand."""
     limit: float = 0.0
-    """Seconds for all of it, while only those for the barrier count."""
+    """Seconds for all of it, while only ``pause_seconds`` count; 0: they never do."""
     collected: int = 0
     """Batches of collected rows that precede the cut."""
     fetched_by: float = math.inf
@@ -154,9 +158,13 @@ class JobSavepoint(SavepointRecord):
     @property
     def needs_pause(self) -> bool:
         """The job is to stand, and not to go on."""
-        return self.phase in ("aligning", "taking") or (
-            self.stops and self.phase in ("writing", "committing")
-        )
+        stands = self.phase in ("aligning", "taking") and not self.goes_on
+        return stands or (self.stops and self.phase in ("writing", "committing"))
+
+    @property
+    def is_passing(self) -> bool:
+        """Its barrier is on its way through a job that does not stand."""
+        return self.phase == "taking" and self.goes_on
 
     def begin(
         self,
@@ -173,7 +181,7 @@ class JobSavepoint(SavepointRecord):
         """A client, or the interval of the job, asks for one within ``seconds``; ``number`` is that among
         those of both kinds."""
         self.phase, self.number, self.token, self.folder = "checking", number, token, folder
-        self.kind = kind
+        self.kind, self.goes_on, self.limit = kind, kind == "durable", 0.0
         self.is_made, self.stops, self.holds, self.problem = False, stops, False, ""
         self.began, self.until, self.bytes, self.seconds, self.stood = at, at + seconds, 0, 0.0, 0.0
         self._forget()
@@ -209,7 +217,13 @@ class JobSavepoint(SavepointRecord):
 
     def align(self, at: float, *, holds: bool) -> None:
         """The job is to stand; with ``holds`` it is paused for this alone."""
-        self.phase, self.holds, self.aligned_at = "aligning", holds, at
+        self.phase, self.holds, self.aligned_at, self.goes_on = "aligning", holds, at, False
+        self._go_by_its_limit()
+
+    def pass_through(self, at: float) -> None:
+        """A barrier is to go through the job once all tasks run, within the time for a pause."""
+        self.phase, self.goes_on, self.limit = "aligning", True, self.until - self.began
+        self.until = at + self.pause_seconds
 
     def keep_paused(self) -> None:
         """A user pauses the job, which is paused already: it does not go on by itself."""
@@ -222,6 +236,17 @@ class JobSavepoint(SavepointRecord):
         self._tasks = {task.key: task.attempt for task in there}
         self._unsent = {task.worker for task in there}
 
+    def take_passing(self, barrier: int, tasks: Iterable[Subtask]) -> None:
+        """Have these tasks, all of which run, take their state at the barrier: since nobody stands, they have
+        all the time of the savepoint for it."""
+        self.take(barrier, tasks)
+        self._go_by_its_limit()
+
+    def _go_by_its_limit(self) -> None:
+        """The time for a pause counts no more, if it did."""
+        if self.limit:
+            self.until, self.limit = self.began + self.limit, 0.0
+
     def take_within(self, barrier: int, tasks: Iterable[Subtask], at: float) -> None:
         """(A durable one.) Have these tasks take their state, within the time for a pause."""
         self.take(barrier, tasks)
@@ -230,7 +255,7 @@ class JobSavepoint(SavepointRecord):
 
     def task_has_finished(self, key: TaskKey) -> None:
         """A task has ended before it came to the barrier: its consumers do not wait for one of it."""
-        if self.phase == "taking" and key not in self._taken:
+        if self.is_passing and key not in self._taken:
             self._tasks.pop(key, None)
 
     @property
@@ -244,7 +269,8 @@ class JobSavepoint(SavepointRecord):
 
     def all_taken(self, at: float, collected: int) -> None:
         """All state is taken, of a job of which so many batches of rows were collected before."""
-        self.phase, self.stood = "writing", at - self.aligned_at
+        stood = max((fact.stood for fact in self._taken.values()), default=0.0)
+        self.phase, self.stood = "writing", stood if self.goes_on else at - self.aligned_at
         self.until = max(self.until, self.began + self.limit)
         self.collected, self.fetched_by = collected, math.inf
 
@@ -252,12 +278,10 @@ class JobSavepoint(SavepointRecord):
         """All is written, but for rows that a client has to fetch until then."""
         self.fetched_by = min(time, self.fetched_by)
 
-    def task_has_taken(self, key: TaskKey, fact: StateTaken) -> bool:
-        """A task has taken its state; True once all have. Facts of other savepoints change nothing."""
-        if self.phase != "taking" or not self._is_awaited(key, fact):
-            return False
-        self._taken[key] = fact
-        return self._taken.keys() == self._tasks.keys()
+    def task_has_taken(self, key: TaskKey, fact: StateTaken) -> None:
+        """A task has taken its state. Facts of other savepoints change nothing."""
+        if self.phase == "taking" and self._is_awaited(key, fact):
+            self._taken[key] = fact
 
     def task_has_written(self, key: TaskKey, fact: StateWritten) -> None:
         """The state of a task is in its file."""
@@ -309,14 +333,15 @@ class JobSavepoint(SavepointRecord):
 
     def overdue(self, tasks: Mapping[TaskKey, Subtask]) -> str:
         """Why it fails at its deadline."""
-        setting = "pause_timeout" if self.limit and self.phase == "taking" else "savepoint_timeout"
-        within = f"within {self.until - self.began:g} s ({setting})"
+        within = f"within {self.until - self.began:g} s (savepoint_timeout)"
+        if self.limit and self.phase in ("aligning", "taking"):
+            within = f"within {self.pause_seconds:g} s (pause_timeout)"
         if self._unchecked:
             workers = ", ".join(map(str, sorted(self._unchecked)))
             return f"worker {workers} did not look for {self.where} {within}"
         if self.phase in ("checking", "aligning"):
             what = "the folder was not made" if self.phase == "checking" else "the job did not stand"
-            return f"{what} {within}"
+            return f"{'not all of its tasks ran' if self.limit else what} {within}"
         late = [tasks[key] for key in self._tasks.keys() - self._written.keys()]
         if self.phase == "taking":
             late = [tasks[key] for key in self._tasks.keys() - self._taken.keys()]
@@ -333,8 +358,8 @@ class JobSavepoint(SavepointRecord):
 
     def summary(self) -> str:
         """For the event at its end."""
-        what = f"{self.bytes:,} bytes in {self.seconds:.3f} s; the job stood {self.stood:.3f} s"
-        return f"{self.where}: {what}"
+        what = f"{self.bytes:,} bytes in {self.seconds:.3f} s"
+        return f"{self.where}: {what}; no task stood longer than {self.stood:.3f} s"
 
     def take_work(self) -> list[FolderWork]:
         """Take what the coordinator's process is to do."""
@@ -378,7 +403,7 @@ class JobSavepoint(SavepointRecord):
                 savepoint=self.number,
                 barrier=self._barrier,
                 folder=self.folder,
-                goes_on=self.kind == "durable",
+                goes_on=self.goes_on,
             )
         return [(worker, message) for worker in unsent]
 

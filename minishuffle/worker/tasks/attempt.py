@@ -100,7 +100,7 @@ class WorkerServices:
     """Called on the loop with steps of the recovery of an attempt; those of a first attempt are none."""
     stands: Callable[[AttemptId], None]
     """Called on the loop when an attempt stops for a pause, or is kept from it: see :class:`TaskPause`."""
-    saved: Callable[[AttemptId, WriteState, TaskStateSnapshot | str], None] = lambda *taken: None
+    saved: Callable[[AttemptId, WriteState, TaskStateSnapshot | str, float], None] = lambda *taken: None
     """Called on the loop when an attempt has taken its state for a savepoint: see :class:`Task`."""
     made: Callable[[AttemptId, WriteState, TaskStateSnapshot | str], None] = lambda *made: None
     """Called on the loop with all parts of that state."""

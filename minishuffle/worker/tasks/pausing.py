@@ -42,10 +42,10 @@ class TaskPause:
         self.saves: WriteState | None = None
         """(Any thread.) The savepoint for which the task is to take its state, while it stands."""
         self.cut: WriteState | None = None
-        """(Any thread.) The durable snapshot for which the task is to take its state at a barrier, behind
-        which it goes on at once."""
+        """(Any thread.) The savepoint or durable snapshot for which the task is to take its state at a
+        barrier, behind which it goes on at once."""
         self._saved = 0
-        """The last savepoint or durable snapshot of that kind."""
+        """The number of the last savepoint or durable snapshot."""
         self._clock = clock
         self._wanted = barrier
         self._over = barrier - 1 if paused else barrier
@@ -76,7 +76,7 @@ class TaskPause:
 
     def save(self, message: WriteState) -> bool:
         """If the task stands at that barrier, it is to take its state for the savepoint, once; else False.
-        For a durable snapshot it is to come to the barrier first, unless that has ended."""
+        If it goes on, it is to come to the barrier first, unless that has ended."""
         if message.goes_on and message.savepoint > self._saved and message.barrier > self._over:
             self.cut, self._saved = message, message.savepoint
             return True
@@ -116,7 +116,7 @@ class TaskPause:
         return message
 
     def take_cut(self) -> WriteState | None:
-        """The durable snapshot for which the task takes its state now."""
+        """The savepoint or durable snapshot for which the task takes its state now, and goes on."""
         message, self.cut = self.cut, None
         return message
 

@@ -22,8 +22,7 @@ from minishuffle.exchange.retained import RetainedPartition
 from minishuffle.exchange.rownumbers import ChannelRows
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import READERS_EDGE
-from minishuffle.limits import HOLDER_AWAY_SECONDS
-from minishuffle.operators.state_parts import StatePart
+from minishuffle.limits import HOLDER_AWAY_SECONDS, SLICE_SECONDS
 from minishuffle.plan.graph import JobSettings
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
@@ -32,6 +31,7 @@ from minishuffle.worker.reports.filereports import FileReports
 from minishuffle.worker.reports.outbox import Outbox
 from minishuffle.worker.sources.leases import SourceLeases
 from minishuffle.worker.tasks.handoff import TaskPaths
+from minishuffle.worker.tasks.lateparts import made_in_turn
 from minishuffle.worker.tasks.localsnapshots import LocalSnapshots, covers
 from minishuffle.worker.tasks.snapshotstream import SnapshotWriter
 from minishuffle.worker.tasks.statehandover import pack_state
@@ -40,8 +40,6 @@ __all__ = ["SnapshotParts", "SnapshotTaker"]
 
 _NEW_HOLDER: Final = -1
 _log = logging.getLogger("minishuffle.worker")
-_SLICE_SECONDS: Final = 0.002
-"""How long the next element waits while a part of a snapshot is sent, but for the last piece of that."""
 _STEPS: Final = 16
 """Snapshots of a vertex are due this part of the interval behind those of the vertex before it in the job,
 whose rows it has read by then; and the subtasks of a worker do not take theirs at the same moment."""
@@ -114,7 +112,7 @@ class SnapshotTaker:
         self._is_deferred = False
         """One is due that a sink defers."""
         self._cut: tuple[int, list[list[ChannelRows]]] = (0, [])
-        """The last durable snapshot, and the rows that it covers, by gate; the thread sets it."""
+        """The last snapshot of the whole job, and the rows that it covers, by gate; the thread sets it."""
         self._left_out: Sequence[int] = ()
         self._is_resumed = False
         self._is_told = self._is_wanted = False
@@ -193,7 +191,7 @@ class SnapshotTaker:
         if self._rest is None and self._machine.due() <= self._clock():
             self._take(chain, positions)
         if self._rest is not None:
-            self._go_on(_SLICE_SECONDS)
+            self._go_on(SLICE_SECONDS)
             if self._rest is not None:
                 return 0.0
         self._due = self._machine.due()
@@ -204,15 +202,23 @@ class SnapshotTaker:
         """Note all poison rows that were left out so far, by their places in the search for them."""
         self._left_out = tuple(places)
 
+    def make_parts(self) -> None:
+        """(The task is about to stand.) Make the rest of a snapshot of the whole job.
+
+        Raises: as :meth:`look`.
+        """
+        if not self._is_local:
+            self._end()
+
     def cut(
         self,
         number: int,
         freeze: Callable[[], TaskStateSnapshot],
         made: Callable[[TaskStateSnapshot | str], None],
     ) -> TaskStateSnapshot:
-        """Take the state for a durable snapshot, as ``freeze`` gives it. Its parts are made between the
-        elements that follow; then ``made`` gets all of them, or why they cannot be written. Note which rows
-        it covers: a task that has a holder notes none.
+        """Take the state for a snapshot of the whole job, as ``freeze`` gives it. Its parts are made between
+        the elements that follow; then ``made`` gets all of them, or why they cannot be written. Note
+        which rows it covers: a task that has a holder notes none.
 
         Raises: as ``freeze``.
         """
@@ -221,7 +227,7 @@ class SnapshotTaker:
         self._cut = number, [gate.taken() for gate in self._gates] if is_alone else []
         self._parts.leases.cut(number, is_alone=is_alone)
         snapshot = freeze()
-        self._rest, self._is_local = _parts_of(snapshot, made), False
+        self._rest, self._is_local = made_in_turn(snapshot, made), False
         return snapshot
 
     @property
@@ -447,21 +453,6 @@ class SnapshotTaker:
         """Have the thread look at what was said."""
         self._is_told = True
         self._paths.bell.ring()
-
-
-def _parts_of(snapshot: TaskStateSnapshot, made: Callable[[TaskStateSnapshot | str], None]) -> Iterator[int]:
-    """Makes a part of that snapshot each time that the next is asked for, and gives the bytes of each."""
-    parts: dict[str, list[StatePart]] = {}
-    try:
-        for operator, held in snapshot.parts.items():
-            parts[operator] = []
-            for part in held:
-                parts[operator].append(part)
-                yield part.batch.nbytes
-    except UnserializableRecord as error:
-        made(f"its state cannot be written: {error}")
-    else:
-        made(replace(snapshot, parts=parts))
 
 
 def _is_end(begun: TaskStateSnapshot) -> bool:

@@ -58,9 +58,11 @@ class StateWriter:
             if paths.pause.save(message):
                 paths.bell.ring()
 
-    def taken(self, attempt: AttemptId, message: WriteState, taken: TaskStateSnapshot | str) -> None:
-        """A task has taken its state, or says why it has not."""
-        says = partial(StateTaken, attempt=attempt, savepoint=message.savepoint)
+    def taken(
+        self, attempt: AttemptId, message: WriteState, taken: TaskStateSnapshot | str, stood: float = 0.0
+    ) -> None:
+        """A task has taken its state, for which it stood so many seconds, or says why it has not."""
+        says = partial(StateTaken, attempt=attempt, savepoint=message.savepoint, stood=stood)
         if isinstance(taken, str):
             self._fact(says(problem=taken))
             return

@@ -68,6 +68,7 @@ from minishuffle.worker.tasks.crashrecord import CrashRecord
 from minishuffle.worker.tasks.handoff import TaskPaths
 from minishuffle.worker.tasks.jobimports import import_from
 from minishuffle.worker.tasks.latencymarkers import LatencyMarkers
+from minishuffle.worker.tasks.lateparts import LateParts
 from minishuffle.worker.tasks.poisonrows import PoisonRows, PoisonWatch
 from minishuffle.worker.tasks.snapshottaker import SnapshotTaker
 from minishuffle.worker.tasks.statehandover import StateHandover
@@ -108,7 +109,8 @@ class Task:
 
     ``report`` is called on the loop: with None when it runs, and with its outcome; ``recovered`` with each
     step of the recovery of an attempt that took the place of another; ``saved`` with the state taken for a
-    savepoint, or why there is none; ``made`` with all of its parts, or why they cannot be written.
+    savepoint, or why there is none, and the seconds for which it stood; ``made`` with all of its parts, or
+    why they cannot be written.
     """
 
     attempt_id: AttemptId
@@ -123,7 +125,7 @@ class Task:
     counters: TaskCounters
     report: Callable[[Task, TaskOutcome | None], None]
     recovered: Callable[[AttemptId, Step], None]
-    saved: Callable[[AttemptId, WriteState, TaskStateSnapshot | str], None]
+    saved: Callable[[AttemptId, WriteState, TaskStateSnapshot | str, float], None]
     made: Callable[[AttemptId, WriteState, TaskStateSnapshot | str], None]
     outbox: Outbox
     leases: SourceLeases
@@ -159,6 +161,10 @@ class Task:
     """It goes on from a snapshot, and has always had something to do since."""
     _retained: list[RetainedPartition] = field(default_factory=list, init=False)
     """Its partitions of the retained kind."""
+    _late: LateParts = field(default_factory=partial(LateParts, time.monotonic), init=False)
+    """Parts still to be made of its last snapshot for the whole job, if it takes no local ones."""
+    _held_seconds: float = field(default=0.0, init=False)
+    """For how long it has had nothing to do while a barrier held channels back, since the last one."""
     _begun: TaskStateSnapshot | None = field(default=None, init=False)
     """The local snapshot with which it begins."""
     _poison: PoisonWatch | None = field(default=None, init=False)
@@ -520,7 +526,7 @@ class Task:
 
     def _look_at_snapshots(self, chain: Chain) -> float:
         if self.snapshots is None:
-            return math.inf
+            return self._late.go_on()
         return self.snapshots.look(chain, self._positions)
 
     def _secure(self, chain: Chain) -> None:
@@ -530,7 +536,9 @@ class Task:
 
     def _take_last_snapshot(self, chain: Chain) -> None:
         """All input is read, and what follows comes again from this snapshot."""
-        if self.snapshots is not None:
+        if self.snapshots is None:
+            self._late.end()
+        else:
             self.snapshots.take_last(chain, self._positions)
         if any(operator.reports for operator in chain.operators):
             self._secure(chain)
@@ -566,7 +574,9 @@ class Task:
             if found is None:
                 if not (inputs.finished or (pause.barrier and inputs.is_aligned(pause.barrier))):
                     self._catch_up()
+                    is_held = barrier > 0 and inputs.is_held(barrier)
                     paths.wait(min(GATES_WAIT_SECONDS, due - now))
+                    self._held_seconds = self._held_seconds + pause.now() - now if is_held else 0.0
                 continue
             number, item = found
             if isinstance(item, Mark):
@@ -583,7 +593,8 @@ class Task:
                 counters.last_input_at = time.monotonic()
                 if self._poison is None:  # else rows of several channels would be in hand together
                     inputs.took(counters.last_input_at - began, len(item.payload))
-                if inputs.drained and not barrier and self.snapshots is None and inputs.is_between:
+                takes_parts = self.snapshots is not None or self._late.under_way
+                if inputs.drained and not (barrier or takes_parts) and inputs.is_between:
                     # Whatever has come since the look rings: another look would find nothing.
                     now = pause.now()
                     paths.wait(min(GATES_WAIT_SECONDS, self._look_at_clock(chain, now) - now))
@@ -634,11 +645,12 @@ class Task:
             self.recovered(self.attempt_id, "caught up")
 
     def _meet(self, chain: Chain, barrier: int, unread: Sequence[int] = ()) -> None:
-        """All that came before a barrier is read: stop there, or take the state for a durable snapshot and go
-        on. Edges that are ``unread`` are read later."""
+        """All that came before a barrier is read: stop there, or take the state for a snapshot of the whole
+        job and go on. Edges that are ``unread`` are read later."""
         if (cut := self.paths.pause.take_cut()) is not None:
+            began = time.monotonic()
             self._forward(chain, cut.barrier)
-            self._save(chain, cut, unread)
+            self._save(chain, cut, unread, began=began)
         elif self.paths.pause.due:
             self._stand(chain, barrier, unread)
 
@@ -655,6 +667,10 @@ class Task:
     def _stand(self, chain: Chain, barrier: int, unread: Sequence[int] = ()) -> None:
         """Send a barrier, and stop until it has ended. Edges that are ``unread`` are read later."""
         self._forward(chain, barrier)
+        if self.snapshots is None:
+            self._late.end()
+        else:
+            self.snapshots.make_parts()
         pause = self.paths.pause
         if pause.moving:
             self.state_handover.hand_on(chain)
@@ -667,10 +683,12 @@ class Task:
         pause.go_on()
         self.state_handover.go_on()
 
-    def _save(self, chain: Chain, savepoint: WriteState, unread: Sequence[int] = ()) -> None:
+    def _save(
+        self, chain: Chain, savepoint: WriteState, unread: Sequence[int] = (), *, began: float = 0.0
+    ) -> None:
         """Take the state, once the coordinator has all rows and lines that precede it. Sinks have committed
-        at the barrier. Rows of edges that are ``unread`` would not be in a cut. The parts of a durable
-        snapshot are made later, while the task goes on."""
+        at the barrier. Rows of edges that are ``unread`` would not be in a cut. If the task goes on, which
+        stands since it ``began``, the parts are made between the elements that follow."""
         self.paths.calls.enter()
         self.outbox.drain()
         made = partial(self.paths.post, self.made, self.attempt_id, savepoint)
@@ -679,21 +697,26 @@ class Task:
             problem = "it has restarted while the job was paused, and opens its source once that is resumed"
         if unread:
             problem = "rows of an input are not read yet, since it reads another input to its end first"
-        snapshots = self.snapshots if savepoint.goes_on else None
         taken: TaskStateSnapshot | str
         try:
             if problem:
                 taken = problem
-            elif snapshots is not None:
-                freeze = partial(chain.snapshot, self._positions(), of_all=True, frozen=True)
-                taken = snapshots.cut(savepoint.savepoint, freeze, made)
-            else:
+            elif not savepoint.goes_on:
                 taken = chain.snapshot(self._positions(), of_all=True)
+            elif self.snapshots is not None:
+                freeze = partial(chain.snapshot, self._positions(), of_all=True, frozen=True)
+                taken = self.snapshots.cut(savepoint.savepoint, freeze, made)
+            else:
+                self._late.end()
+                taken = chain.snapshot(self._positions(), of_all=True, frozen=True)
+                self._late.begin(taken, made)
         except UnserializableRecord as error:
             taken = f"its state cannot be written: {error}"
         self.paths.calls.leave()
-        self.paths.post(self.saved, self.attempt_id, savepoint, taken)
-        if snapshots is None and not isinstance(taken, str):
+        held, self._held_seconds = self._held_seconds, 0.0
+        stood = held + time.monotonic() - began if savepoint.goes_on else 0.0
+        self.paths.post(self.saved, self.attempt_id, savepoint, taken, stood)
+        if not (savepoint.goes_on or isinstance(taken, str)):
             made(taken)
 
     def _divide(self) -> None:

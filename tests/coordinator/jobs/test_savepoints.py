@@ -15,7 +15,7 @@ from minishuffle.errors import StorageUnavailable, UsageError
 from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph
 from minishuffle.snapshots.sealedmanifest import SnapshotManifest
-from minishuffle.wire.messages import FolderChecked, WriteState
+from minishuffle.wire.messages import FolderChecked, PauseTasks, WriteState
 from minishuffle.wire.reports import StateTaken, StateWritten
 from minishuffle.wire.requests import (
     CancelJob,
@@ -51,7 +51,7 @@ def work(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> list[FolderWo
 def begin(
     cluster: FakeCluster, pair: tuple[Any, ...], job: str, work: list[FolderWork], **fields: Any
 ) -> None:
-    """Up to the pause, or to the answers of some workers."""
+    """Up to the barrier, or to the answers of some workers."""
     number = cluster.show(job).savepoint.number + 1
     cluster.request(SaveJob(job=job, token=f"t{number}", directory="/s", **fields))
     cluster.do(cluster.state.folder_ready(work[-1], None, cluster.now))
@@ -88,19 +88,14 @@ def test_a_job_that_a_user_has_paused_stays_paused(
     tell(cluster, pair, job, StateWritten)
     cluster.do(cluster.state.folder_ready(work[-1], None, cluster.now))
     assert (end(cluster, job), cluster.show(job).state) == (("none", ""), "paused")
-    cluster.request(ResumeJob(job=job))
-    begin(cluster, pair, job, work)
-    cluster.request(PauseJob(job=job))
-    cluster.stand_all(job)
-    take(cluster, pair, job)
-    assert cluster.show(job).state == "paused", "it was to be paused meanwhile"
+    assert cluster.show(job).savepoint.stood_seconds == 0.0
 
 
 @pytest.mark.parametrize(
     ("what", "phase", "text"),
     [
         ("lost worker", "none", "ended before its state was written"),
-        ("answer", "aligning", ""),
+        ("answer", "taking", ""),
         ("nothing", "none", r"^worker 2 did not look for /s/j1-savepoint-1-\d+ within 600 s"),
         ("cancel", "none", "the job is"),
         ("coordinator", "none", "the coordinator was lost"),
@@ -132,6 +127,8 @@ def test_a_worker_that_does_not_answer_is_named(
 def test_whatever_ends_it_leaves_no_manifest_and_a_job_that_runs(
     cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork], stop: bool, at: str, what: str
 ) -> None:
+    if at == "aligning" and not stop:
+        cluster.report(pair[1], (job, 1, 1), "failed")
     begin(cluster, pair, job, work, stop=stop)
     if at != "aligning":
         cluster.stand_all(job)
@@ -190,6 +187,139 @@ def test_what_a_stopped_job_held_is_in_its_savepoint_and_not_lost(
     )
 
 
+def test_a_barrier_passes_through_a_job_that_runs(
+    cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork]
+) -> None:
+    begin(cluster, pair, job, work)
+    asked = pair[0].got(WriteState)[-1]
+    assert asked.goes_on and not pair[0].got(PauseTasks) and cluster.show(job).state == "running"
+    take(cluster, pair[:1], job, stood=0.25)
+    assert not pair[0].got(PauseTasks), "some have yet to come to it"
+    take(cluster, pair[1:], job, stood=0.125)
+    ended = pair[0].got(PauseTasks)[-1]
+    assert (ended.barrier, ended.paused) == (asked.barrier, False)
+    cluster.advance(7.0)
+    tell(cluster, pair, job, StateWritten)
+    cluster.do(cluster.state.folder_ready(work[-1], None, cluster.now))
+    found = cluster.show(job)
+    assert (found.state, found.savepoint.phase, found.savepoint.problem) == ("running", "none", "")
+    assert found.savepoint.stood_seconds == 0.25
+
+
+def test_a_task_that_ends_before_the_barrier_is_not_waited_for(
+    cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork]
+) -> None:
+    begin(cluster, pair, job, work)
+    for worker, kind in ((worker, kind) for worker in pair for kind in (StateTaken, StateWritten)):
+        for key in [key for key in worker.tasks if key[1] == 1]:
+            attempt = AttemptId.of(*key, worker.tasks[key].attempt)
+            cluster.fact(worker, kind(attempt=attempt, savepoint=1))
+    assert end(cluster, job) == ("taking", "")
+    for worker in pair:
+        for key in [key for key in worker.tasks if key[1] == 0]:
+            cluster.report(worker, key, "finished")
+    assert end(cluster, job) == ("committing", "")
+    manifest = work[-1].manifest
+    assert manifest is not None and [each.state for each in manifest.tasks] == [
+        *["ended"] * 2,
+        *["running"] * 2,
+    ]
+
+
+def test_some_tasks_of_a_vertex_that_end_before_the_barrier_are_named(
+    cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork]
+) -> None:
+    begin(cluster, pair, job, work)
+    cluster.report(pair[1], (job, 1, 1), "finished")
+    take(cluster, pair, job)
+    assert "has ended, and the rest of" in end(cluster, job)[1]
+    assert not pair[0].got(PauseTasks)[-1].paused
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("pause", "a client pauses the job meanwhile: take it again"),
+        ("away", "worker 2 was away meanwhile: take it again"),
+        ("restart", "ended before its state was written"),
+    ],
+)
+def test_what_needs_another_barrier_takes_it_back(
+    cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork], what: str, text: str
+) -> None:
+    begin(cluster, pair, job, work)
+    asked = pair[0].got(WriteState)[-1]
+    match what:
+        case "pause":
+            cluster.request(PauseJob(job=job))
+        case "away":
+            cluster.add()
+            assert end(cluster, job) == ("taking", ""), "it has none of its tasks"
+            cluster.break_link(pair[1])
+            cluster.come_back(pair[1])
+        case "restart":
+            cluster.report(pair[1], (job, 1, 1), "failed")
+    phase, problem = end(cluster, job)
+    assert phase == "none" and text in problem and work[-1].work == "discard"
+    said = pair[0].got(PauseTasks)[-1]
+    assert (said.barrier, said.paused) == (
+        (asked.barrier + 1, True) if what == "pause" else (asked.barrier, False)
+    )
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_it_waits_for_tasks_that_restart_and_for_no_longer_than_a_pause_would(
+    cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork], comes: bool
+) -> None:
+    cluster.report(pair[1], (job, 1, 1), "failed")
+    begin(cluster, pair, job, work)
+    cluster.advance(cluster.settings.pause_timeout - 1.0)
+    assert (end(cluster, job), pair[0].got(WriteState)) == (("aligning", ""), [])
+    if not comes:
+        cluster.advance(2.0)
+        assert "not all of its tasks ran within 10 s (pause_timeout)" in end(cluster, job)[1]
+        return
+    cluster.report(pair[1], (job, 1, 1), "running", attempt=2)
+    assert len(pair[0].got(WriteState)) == 1
+    cluster.advance(cluster.settings.pause_timeout + 1.0)
+    assert end(cluster, job) == ("taking", ""), "nobody stands for it"
+    cluster.advance(cluster.settings.savepoint_timeout)
+    assert "had not taken their state within 600 s (savepoint_timeout)" in end(cluster, job)[1]
+
+
+def test_one_that_waits_for_tasks_takes_a_job_that_is_paused_meanwhile(
+    cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork]
+) -> None:
+    cluster.report(pair[1], (job, 1, 1), "failed")
+    begin(cluster, pair, job, work)
+    cluster.request(PauseJob(job=job))
+    assert end(cluster, job) == ("aligning", "")
+    cluster.report(pair[1], (job, 1, 1), "running", attempt=2)
+    cluster.stand_all(job)
+    assert not pair[0].got(WriteState)[-1].goes_on
+    cluster.advance(cluster.settings.pause_timeout + 1.0)
+    take(cluster, pair, job)
+    assert (end(cluster, job), cluster.show(job).state) == (("writing", ""), "paused")
+
+
+@pytest.mark.parametrize("setting", [{"flow_control": "tcp"}, {"buffers_per_channel": 0}])
+def test_a_job_stands_whose_channels_cannot_be_held_back_one_by_one(
+    cluster: FakeCluster,
+    pair: Pair,
+    make_graph: Callable[..., JobGraph],
+    work: list[FolderWork],
+    setting: dict[str, Any],
+) -> None:
+    job = cluster.submit(make_graph(**setting))
+    cluster.report_all(job, "running")
+    begin(cluster, pair, job, work)
+    assert cluster.show(job).state == "pausing"
+    cluster.stand_all(job)
+    assert not pair[0].got(WriteState)[-1].goes_on
+    take(cluster, pair, job)
+    assert (end(cluster, job), cluster.show(job).state) == (("writing", ""), "running")
+
+
 def test_rows_that_nobody_has_fetched_are_waited_for_and_then_refused(
     cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork]
 ) -> None:
@@ -212,7 +342,7 @@ def test_rows_that_nobody_has_fetched_are_waited_for_and_then_refused(
 def test_a_worker_that_comes_back_is_asked_again(
     cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork]
 ) -> None:
-    begin(cluster, pair, job, work)
+    begin(cluster, pair, job, work, stop=True)
     cluster.stand_all(job)
     one, other = pair
     take(cluster, (one,), job)
@@ -227,7 +357,7 @@ def test_a_worker_that_comes_back_is_asked_again(
 def test_who_waits_hears_of_the_end(
     cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork]
 ) -> None:
-    begin(cluster, pair, job, work)
+    begin(cluster, pair, job, work, stop=True)
     wait = cluster.ask(WaitSavepoint(job=job, wait_seconds=30.0))
     assert cluster.reply(wait) is None
     cluster.request(ResumeJob(job=job))

@@ -37,7 +37,7 @@ SETTINGS = JobSettings(guarantee="at_least_once", snapshot_interval=0.001, snaps
 @pytest.fixture(autouse=True)
 def in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two elements a snapshot goes on by one part of two keys."""
-    monkeypatch.setattr(snapshottaker, "_SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(snapshottaker, "SLICE_SECONDS", 0.0)
     monkeypatch.setattr(keyed_state, "SLICE_ROWS", 2)
     monkeypatch.setattr(column_store, "SLICE_SLOTS", 2)
 

@@ -74,9 +74,10 @@ def test_what_a_task_has_taken_is_written_and_a_chain_goes_on_with_it(
     message = WriteState(term=1, job="j1", savepoint=3, barrier=1, folder=str(tmp_path))
     part = counts(["a", "bb"])
     snapshot = TaskStateSnapshot({"count": [part]}, [SplitPosition(0, 7)], 5)
-    writer.taken(ATTEMPT, message, snapshot)
+    writer.taken(ATTEMPT, message, snapshot, 0.25)
     writer.made(ATTEMPT, message, snapshot)
     taken, written = said
+    assert taken.stood == 0.25
     assert (unpack_positions(taken.positions), taken.watermark) == ([SplitPosition(0, 7)], 5)
     assert (taken.operators, written.rows, written.problem) == (["count"], 2, "")
     state = WrittenState(written.file, written.bytes, written.index_bytes, written.checksum, written.rows)

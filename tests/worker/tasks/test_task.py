@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -20,9 +21,10 @@ from minishuffle.operators.base import TaskContext
 from minishuffle.plan.graph import JobSettings
 from minishuffle.plan.programs import ProgramSpec, pack_program
 from minishuffle.runtime.usererrors import PACKAGE
-from minishuffle.wire.messages import ErrorInfo
+from minishuffle.wire.messages import ErrorInfo, WriteState
 from minishuffle.worker.tasks import task as task_module
 from minishuffle.worker.tasks.handoff import TaskPaths
+from minishuffle.worker.tasks.lateparts import LateParts
 from minishuffle.worker.tasks.task import TaskOutcome
 from support.attempts import attempt
 
@@ -454,3 +456,60 @@ async def test_what_a_cancelled_function_raises_is_no_failure(site: Site) -> Non
     (outcome,) = await site.finish()
     assert outcome.state == "canceled"
     assert outcome.error is not None and "RuntimeError: let go" in outcome.error.text
+
+
+class Counting:
+    """Numbers for ever, as fast as they are taken."""
+
+    bounded = False
+
+    def splits(self) -> list[int]:
+        return [0, 1]
+
+    def read(self, split: int, offset: int) -> Iterator[list[Any]]:
+        while True:
+            yield list(range(offset, offset + 50))
+            offset += 50
+
+
+async def test_state_is_taken_at_a_barrier_that_passes_and_written_while_rows_go_on(site: Site) -> None:
+    numbers = Stream.source(Counting()).key_by(lambda row: row % 10_000).count().to_count()
+    tasks = site.deploy(numbers, parallelism=2)
+    attempts, counts = site.deployment.attempts, [attempt(1, 0), attempt(1, 1)]
+    await site.until(lambda: all(attempts[key].task.counters.records_in > 10_000 for key in counts))
+    message = WriteState(term=1, job="j1", savepoint=1, barrier=1, folder="/s", goes_on=True)
+    for there in attempts.values():
+        assert there.paths.pause.save(message)
+        there.paths.bell.ring()
+    await site.until(lambda: site.made.keys() >= {*counts})
+    rows = sum(each.position for index in (0, 1) for each in site.saved[attempt(0, index)].positions)
+    made = [part.batch for key in counts for parts in site.made[key].parts.values() for part in parts]
+    assert sum(sum(batch.column("value").to_pylist()) for batch in made) == rows
+    assert len(made) > len(counts), "an element may come between each two"
+    at = [task.counters.records_in for task in tasks[2:]]
+    await site.until(lambda: all(task.counters.records_in > n for task, n in zip(tasks[2:], at, strict=True)))
+    for task in tasks:
+        task.paths.cancel()
+    await site.finish()
+
+
+async def test_a_task_that_is_to_stand_makes_the_rest_of_its_state_first(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LateParts, "go_on", lambda late: math.inf)
+    tasks = site.deploy(Stream.source(Counting()).key_by(lambda row: row % 1_000).count().to_count())
+    attempts, count = site.deployment.attempts, attempt(1)
+    await site.until(lambda: attempts[count].task.counters.records_in > 1_000)
+    for there in attempts.values():
+        there.paths.pause.save(
+            WriteState(term=1, job="j1", savepoint=1, barrier=1, folder="/s", goes_on=True)
+        )
+        there.paths.bell.ring()
+    await site.until(lambda: count in site.saved)
+    assert count not in site.made
+    for there in attempts.values():
+        there.set_pause(2, paused=True)
+    await site.until(lambda: attempts[count].paths.pause.at == 2 and count in site.made)
+    for task in tasks:
+        task.paths.cancel()
+    await site.finish()
