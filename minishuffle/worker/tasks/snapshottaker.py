@@ -22,7 +22,7 @@ from minishuffle.exchange.retained import RetainedPartition
 from minishuffle.exchange.rownumbers import ChannelRows
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import READERS_EDGE
-from minishuffle.limits import HOLDER_AWAY_SECONDS, SLICE_SECONDS
+from minishuffle.limits import HOLDER_AWAY_SECONDS, SLICE_SECONDS, SLICE_SHARE
 from minishuffle.plan.graph import JobSettings
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
@@ -126,6 +126,8 @@ class SnapshotTaker:
         """Why what the task retains cannot be read; the loop sets it."""
         self._rest: Iterator[int] | None = None
         """Sends the rest of the snapshot under way, or makes the rest of a durable one."""
+        self._went_on = 0.0
+        """When that was last done, or it was begun."""
         self._is_local = True
         self._bytes, self._cost = 0, 0.0
         """Bytes sent of that snapshot, and seconds of a processor for it."""
@@ -191,7 +193,7 @@ class SnapshotTaker:
         if self._rest is None and self._machine.due() <= self._clock():
             self._take(chain, positions)
         if self._rest is not None:
-            self._go_on(SLICE_SECONDS)
+            self._go_on(max(SLICE_SECONDS, SLICE_SHARE * (self._clock() - self._went_on)))
             if self._rest is not None:
                 return 0.0
         self._due = self._machine.due()
@@ -227,7 +229,7 @@ class SnapshotTaker:
         self._cut = number, [gate.taken() for gate in self._gates] if is_alone else []
         self._parts.leases.cut(number, is_alone=is_alone)
         snapshot = freeze()
-        self._rest, self._is_local = made_in_turn(snapshot, made), False
+        self._rest, self._is_local, self._went_on = made_in_turn(snapshot, made), False, self._clock()
         return snapshot
 
     @property
@@ -365,7 +367,7 @@ class SnapshotTaker:
             at=self._wall(),
         )
         self._rest = self.writer.write(number, pack_state(whole), machine.numbers)
-        self._is_local, self._bytes, self._cost = True, 0, self._cpu() - cpu
+        self._is_local, self._bytes, self._cost, self._went_on = True, 0, self._cpu() - cpu, self._clock()
 
     def _go_on(self, seconds: float) -> None:
         """Send or make more of the snapshot that is being taken, for so long."""
@@ -377,7 +379,7 @@ class SnapshotTaker:
                 break
         else:
             self._rest = None
-        self._cost += self._cpu() - cpu
+        self._cost, self._went_on = self._cost + self._cpu() - cpu, self._clock()
         if self._rest is None and self._is_local:
             self._machine.note_cost(self._cost, self._clock())
             self._last = _Seen(self._machine.covered_at, self._last.taken + 1, self._bytes, self._cost)

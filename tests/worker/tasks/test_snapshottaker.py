@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ SETTINGS = JobSettings(guarantee="at_least_once", snapshot_interval=0.001, snaps
 def in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two elements a snapshot goes on by one part of two keys."""
     monkeypatch.setattr(snapshottaker, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(snapshottaker, "SLICE_SHARE", 0.0)
     monkeypatch.setattr(keyed_state, "SLICE_ROWS", 2)
     monkeypatch.setattr(column_store, "SLICE_SLOTS", 2)
 
@@ -343,6 +345,21 @@ async def test_a_durable_snapshot_is_of_one_moment_though_its_parts_are_made_whi
     made = [part.batch for key in counts for parts in site.made[key].parts.values() for part in parts]
     assert len(made) > 100, "an element may come between each two"
     assert sum(sum(batch.column("value").to_pylist()) for batch in made) == rows
+    recovery.close()
+
+
+async def test_where_elements_take_long_so_may_what_is_made_between_two(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, go_on = list[float](), snapshottaker.SnapshotTaker._go_on
+    monkeypatch.setattr(snapshottaker, "SLICE_SHARE", 1.0)
+    monkeypatch.setattr(
+        snapshottaker.SnapshotTaker,
+        "_go_on",
+        lambda taker, seconds: (given.append(seconds), go_on(taker, seconds))[1],
+    )
+    recovery = Recovery(site, counting(Repeating()))
+    await site.until(lambda: any(0.0 < seconds < inf for seconds in given))
     recovery.close()
 
 
