@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -33,7 +32,7 @@ from minishuffle.web.server import serve_coordinator_web
 from support.accesses import READ_TOKEN, TOKEN, access
 from support.browser import NOT_ANSWERED, Shown, chromium, shown
 from support.coordinators import ScriptedCoordinator
-from support.sickjobs import SICK
+from support.sickjobs import burning
 from support.soak import SOAK
 from support.waiting import until
 
@@ -171,8 +170,12 @@ def test_back_pressure(browser: Browser, cluster: LocalCluster, base: str) -> No
 
 
 def test_a_profile_is_drawn_as_a_flame_graph(browser: Browser, cluster: LocalCluster, base: str) -> None:
-    stream = SICK["slow function"](Random(1)).stream
-    with running(cluster, stream, "slow") as job, shown(browser, f"{base}#/jobs/{job.id}") as page:
+    """Of one subtask: while it computes in pure Python, there is a processor for the browser."""
+    stream = Stream.generate(numbers, rate=1_000).map(burning(10_000)).to_count()
+    with (
+        running(cluster, stream, "slow", parallelism=1) as job,
+        shown(browser, f"{base}#/jobs/{job.id}") as page,
+    ):
         page.page.locator(".vertex", has_text="map").click()
         page.page.get_by_role("button", name="Profile 5 s").click()
         page.see("50 times a second", ".profile")
@@ -346,7 +349,7 @@ def test_rows_of_an_edge_are_shown_with_the_token_alone(
 ) -> None:
     """First rows that are Python objects, then columns."""
     schema = pa.schema([("price", pa.int64()), ("text", pa.string())])
-    stream = Stream.generate(numbers, rate=500).event_time(lambda number: number * 1_000_000)
+    stream = Stream.generate(numbers, rate=50).event_time(lambda number: number * 1_000_000)
     texts = stream.map(lambda number: {"price": number, "text": f"<b>{number}</b> " + "long " * 40})
     table = texts.rebalance().map(dict).to_table(schema)
     job = table.key_by("price").window(timedelta(seconds=10)).count().to_count()
