@@ -111,15 +111,15 @@ class Jobs:
                 raise ValueError("not yet")
             return row
 
-        return Stream.generate(rate=1000).rebalance().map(stormy).to_count()
+        return Stream.generate(rate=100).rebalance().map(stormy).to_count()
 
     def paused(self) -> Stream[Any]:
         """It does nothing that anybody could object to."""
-        return Stream.generate(rate=1000).rebalance().to_count()
+        return Stream.generate(rate=100).rebalance().to_count()
 
     def kept(self) -> Stream[Any]:
         """It loses nothing."""
-        return Stream.generate(rate=1000).rebalance().to_count()
+        return Stream.generate(rate=100).rebalance().to_count()
 
     def failing(self) -> Stream[Any]:
         """It fails for good, once there is a file "begin"."""
@@ -130,7 +130,7 @@ class Jobs:
                 raise ValueError("never")
             return row
 
-        return Stream.generate(rate=1000).map(fail).to_count()
+        return Stream.generate(rate=100).map(fail).to_count()
 
 
 class Seen:
