@@ -577,6 +577,9 @@ class RetainedView:
             if isinstance(entry, Event):
                 if self._is_wanted(entry):
                     return entry
+                entry.taken = True  # before another look: from now on the writer renumbers it no more
+                if self._is_wanted(entry):
+                    return entry
             else:
                 block = entry.block
                 closed = block.closed  # before the look at its rows

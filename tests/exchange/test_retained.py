@@ -401,6 +401,20 @@ def test_a_barrier_stops_each_view_until_it_is_resumed_or_has_ended() -> None:
     assert consumer.read() == ["c"] and consumer.barrier == 0
 
 
+def test_a_barrier_behind_one_that_a_view_has_passed_over_reaches_it() -> None:
+    """Its consumer reads another input first, for which a durable snapshot fails."""
+    producer = Producer()
+    consumer = Consumer(producer)
+    consumer.attach()
+    for barrier in (1, 2):
+        producer.partition.broadcast_barrier(barrier)
+        producer.partition.end_barriers(barrier)
+        assert consumer.read() == [] and consumer.barrier == 0
+    producer.partition.broadcast_barrier(3)
+    consumer.read()
+    assert consumer.barrier == 3
+
+
 def test_watermarks_take_little_room_and_the_last_one_is_known_to_each_view() -> None:
     producer = Producer()
     consumer = Consumer(producer)
