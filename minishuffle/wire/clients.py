@@ -261,6 +261,8 @@ class BeginWrite(ControlMessage):
     """Its program may be gone: event time does not wait for it until a message with False comes."""
     forgotten: list[Name] = Field(default_factory=list)
     """Writes that have ended, which no message will name any more."""
+    known: list[Name] = Field(default_factory=list)
+    """(To an attempt that begins.) All writes that messages will name; empty: nothing is said of others."""
 
 
 class WriteBegun(ControlMessage):

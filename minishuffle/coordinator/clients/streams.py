@@ -498,7 +498,8 @@ class Streams:
         found: list[_OfWrite] = []
         for name, write in stream.writes.items():
             about = self._about(stream, index, name)
-            found.append(BeginWrite(partitions=write.partitions, idle=write.idle, **about))
+            known = [*stream.writes]
+            found.append(BeginWrite(partitions=write.partitions, idle=write.idle, known=known, **about))
             if write.ended:
                 found.append(EndWrite(partitions=[], last=False, **about))
         open_questions = [

@@ -27,7 +27,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -278,6 +278,14 @@ class UpstreamGate:
         for progress in known.partitions.values():
             self.positions.pop(progress.split, None)
             self.cursors.pop(progress.split, None)
+
+    def keep(self, known: Collection[str]) -> None:
+        """Forget all writes but these that an earlier attempt had begun: they have ended meanwhile, and event
+        time waits for none of them."""
+        for write in [each for each, has in self._writes.items() if not has.begun and each not in known]:
+            for progress in self._writes[write].partitions.values():
+                self._close_split(progress.split)
+            self.forget(write)
 
     def _set_idle(self, known: _Write, idle: bool) -> None:
         known.idle = idle

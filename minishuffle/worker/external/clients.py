@@ -308,6 +308,8 @@ class ExternalClients:
             return  # The coordinator asks the next attempt, or tells the client that the job has ended.
         for write in message.forgotten:
             gate.forget(write)
+        if message.known:
+            gate.keep(message.known)
         here = range(message.index, message.partitions, attempt.task.parallelism)
         gate.begin(message.write, here if message.partitions else None, idle=message.idle)
         self._send(WriteBegun(term=self._term(), ticket=message.ticket))

@@ -146,6 +146,7 @@ def test_a_request_for_a_task_without_a_worker_waits_for_one(make_cluster: Any) 
     (begin,) = third.got(BeginWrite)
     (expect,) = third.got(ExpectUpstream)
     assert (begin.write, begin.partitions, begin.task_attempt) == ("w", 4, 2)
+    assert begin.known == ["w"], "of others that its snapshot has nothing comes any more"
     assert (expect.partition, expect.task_attempt, expect.connection, expect.sent) == (0, 2, 1, 9)
     cluster.send(third, UpstreamExpected(term=TERM, ticket=expect.ticket))
     assert cluster.reply(waiting).worker.worker == third.worker

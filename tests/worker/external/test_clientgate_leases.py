@@ -354,3 +354,18 @@ def test_an_attempt_that_brings_more_than_the_one_before_waits_for_its_own_end()
     stand.leases.cut(2, is_alone=True)
     stand.leases.cut_complete(2, 1, freed=True)
     assert channel.progress.complete and stand.gate.positions()[0].end == 8
+
+
+def test_a_write_that_nobody_knows_any_more_does_not_hold_event_time_back() -> None:
+    """It was given up, and forgotten, behind the snapshot with which the attempt begins."""
+    stand = Stand(held=True)
+    stand.gate.resume([there(0, 7), there(1, 3, done=True)])
+    assert list(stand.upstreams.changes) == [(0, "open")]
+    stand.upstreams.keep(["w", "x"])
+    assert len(stand.upstreams.changes) == 1, "it has yet to begin"
+    stand.upstreams.keep(["x"])
+    assert list(stand.upstreams.changes) == [(0, "open"), (0, "done")]
+    assert stand.gate.positions() == []
+    stand.open()
+    stand.upstreams.keep(["x"])
+    assert len(stand.gate.positions()) == 2, "one that has begun in this attempt is forgotten by its name"
