@@ -93,7 +93,8 @@ REACH_ROWS: Final = 100_000
 UNCLEAR_DEATHS_MAX: Final = 10
 """Deaths beyond the limit of a subtask that may as well be another's."""
 REPLAY_SECONDS_MAX: Final = 60.0
-"""An attempt may take so long at most for the rows that the last one had before it died."""
+"""An attempt may take so long at most for the rows that the last one had before it died; and so long always
+if it takes them in pieces."""
 ESCALATION: Final = ((1 / 3, "region"), (2 / 3, "full"))
 """Pairs (share, strategy): if more than this share of ``restart_failures_max`` attempts in a row have died in
 the same step of a recovery, the strategy is widened, since the cause may be state that other subtasks
@@ -291,7 +292,9 @@ class Deaths:
         deaths = self._counted.get(key)
         if deaths is None or attempt <= deaths.attempt:
             return False
-        replay = min(2 * deaths.lived, REPLAY_SECONDS_MAX) if self._searches else 0.0
+        in_pieces = deaths.row > 0 or deaths.place_row > 0
+        replay = REPLAY_SECONDS_MAX if in_pieces else min(2 * deaths.lived, REPLAY_SECONDS_MAX)
+        replay = replay if self._searches else 0.0
         settled = moves and at >= life.began_at + SETTLED_SECONDS + replay
         if settled or report.position >= self._place(deaths):
             del self._counted[key]

@@ -350,6 +350,15 @@ def test_a_replay_is_not_past_the_place_before_it_took_longer_than_the_one_that_
     assert deaths.note_report(KEY, report(2, 1_021), 200.0 + SETTLED_SECONDS + 40.0)
 
 
+@pytest.mark.parametrize("fields", [{"row": 7, "rows": 10}, {"place": 1, "place_row": 7, "place_rows": 10}])
+def test_an_attempt_that_takes_rows_in_pieces_has_more_time_to_get_to_the_place(fields: Any) -> None:
+    deaths = Deaths(MAX, 0.0, searches=True)
+    deaths.count(call(1, 1_000, 0).model_copy(update=fields), "it died", 120.0)
+    assert not deaths.note_report(KEY, report(2, 1), 200.0)
+    assert not deaths.note_report(KEY, report(2, 1_020), 200.0 + SETTLED_SECONDS + 59.0)
+    assert deaths.note_report(KEY, report(2, 1_021), 200.0 + SETTLED_SECONDS + 60.0)
+
+
 def test_a_row_that_ends_its_process_does_not_widen_the_restart_strategy() -> None:
     deaths = Deaths(3, 0.0, searches=True)
     for number in (1, 2, 3):
