@@ -246,6 +246,11 @@ class _Life:
     """When the attempt first made progress; 0: not yet."""
 
 
+def _step(deaths: TaskDeaths, operators: Sequence[str]) -> str:
+    """Where the attempt was, in words behind others; empty: it is not known."""
+    return f", in {operators[deaths.place]!r}" if 0 <= deaths.place < len(operators) else ""
+
+
 class Deaths:
     """The deaths of all subtasks of one job.
 
@@ -370,7 +375,7 @@ class Deaths:
 
     def limit_reached(self, task: str, deaths: TaskDeaths, operators: Sequence[str] = ()) -> ErrorInfo:
         """Why the job ends; ``task`` is the name of the subtask, ``operators`` those of its chain."""
-        step = f", in {operators[deaths.place]!r}" if 0 <= deaths.place < len(operators) else ""
+        step = _step(deaths, operators)
         text = (
             f"{task} was inside user code each of the {deaths.count} times that its worker died "
             f"(restart_failures_max), and got no further; the last time {deaths}{step}: correct the "
@@ -378,6 +383,16 @@ class Deaths:
             "--set restart_failures_max=N"
         )
         return ErrorInfo(code=ResourceExhausted.code, text=text, task=task)
+
+    def row_found(self, task: str, deaths: TaskDeaths, operators: Sequence[str]) -> str:
+        """Says in words what :meth:`find_row` has found, and what becomes of it; arguments as above."""
+        is_of_input = deaths.found is not None and deaths.found[1] < deaths.place
+        left_out = "leaves out all that comes of it there" if is_of_input else "leaves it out"
+        where = _step(deaths, operators)
+        return (
+            f"{task}: one row ended its worker {deaths.count} times{where}: the next attempt {left_out}, or "
+            "fails with it, as on_error says"
+        )
 
     # --- poison ----------------------------------------------------------------------------------
 

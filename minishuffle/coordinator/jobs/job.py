@@ -732,13 +732,12 @@ class Job:
 
     def _judge(self, task: Subtask, deaths: TaskDeaths, at: float, *, alone: bool) -> None:
         """Decide what follows from deaths of a subtask; ``alone``: the last one counts against no other."""
+        vertex = self.graph.vertices[task.operator]
+        operators = vertex.operators[1 if vertex.is_source else 0 :]
         if alone and (found := self.deaths.find_row(task.key)) is not None:
-            text = f"{task}: one row ended its worker {found.count} times: the next attempt leaves it out"
-            self._note(task, "row found", at, f"{text}, or fails with it, as on_error says")
+            self._note(task, "row found", at, self.deaths.row_found(str(task), found, operators))
             self._widen(at)
         elif self._restarts and self.deaths.too_many(task.key, alone=alone):
-            vertex = self.graph.vertices[task.operator]
-            operators = vertex.operators[1 if vertex.is_source else 0 :]
             self.fail(self.deaths.limit_reached(str(task), deaths, operators), at, verdict=True)
         elif self._widen(at) and task.state == "restarting":
             self.cancellations.restart_with([task.key])

@@ -286,8 +286,12 @@ def test_a_row_in_front_of_a_later_operator_is_found_if_it_comes_again(
         search = deaths.search(KEY)
         assert search is not None
         assert (search.place, search.place_rows, search.place_row) == (1, rows, row)
-    assert (deaths.find_row(KEY) is not None) == (found is not None)
-    if found is not None:
+    left = deaths.find_row(KEY)
+    assert (left is not None) == (found is not None)
+    if left is not None and found is not None:
+        text = "its worker {} times, in 'map': the next attempt leaves {}, or fails"
+        what = "it out" if found[1] else "out all that comes of it there"
+        assert text.format(len(died), what) in deaths.row_found("t[0]", left, ["count", "map"])
         search = deaths.search(KEY)
         assert search is not None and search.place == -1
         assert [(each.row, each.at, each.place) for each in search.found] == [(*found, 1)]
