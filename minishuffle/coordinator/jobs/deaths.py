@@ -406,12 +406,9 @@ class Deaths:
         """Deaths beyond the limit in which the search may find its row."""
         if not self._may_find(key):
             return 0
-        if deaths.place < 0:  # The attempt may have begun before its predecessor's death was counted.
-            return 1
-        if not (deaths.rows or deaths.place_rows):
-            return 0
         if not (deaths.row or deaths.place_row):
-            return 1
+            # The attempt may have begun before its predecessor's death was counted.
+            return 1 if deaths.place < 0 or deaths.rows or deaths.place_rows else 0
         return (deaths.rows_max - 1).bit_length() + 2
 
     def find_row(self, key: TaskKey) -> TaskDeaths | None:
