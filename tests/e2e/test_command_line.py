@@ -189,7 +189,7 @@ def test_a_wrong_secret_is_refused(shell: Shell, secret: Path, tmp_path: Path) -
 def check_that_signals_cancel(shell: Shell) -> None:
     """A command that waits for its job cancels it on Ctrl-C and on SIGTERM."""
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-        waiting = shell.start("submit", "keyby", "--wait", "--set", "rate=1000", "--name", number.name)
+        waiting = shell.start("submit", "keyby", "--wait", "--set", "rate=100", "--name", number.name)
         assert waiting.stderr is not None
         assert "runs" in waiting.stderr.readline()
         waiting.send_signal(number)
@@ -245,7 +245,7 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
     assert sorted(map(tuple, done["rows"])) == [("a", 2), ("b", 1)]
     check_that_failures_are_shown(shell, tmp_path / "own.py")
 
-    submitted = shell.json("submit", "keyby", "--name", "endless", "--set", "rate=1000")
+    submitted = shell.json("submit", "keyby", "--name", "endless", "--set", "rate=100")
     check_that_a_pair_has_one_connection(shell)
     check_that_signals_cancel(shell)
     check_that_a_savepoint_is_restored(shell, submitted["job"])
@@ -279,13 +279,13 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
 
 
 def check_that_a_savepoint_is_restored(shell: Shell, job: str) -> None:
-    """Of a job whose source has 1,000 records/s; not at another rate."""
+    """Of a job whose source has 100 records/s; not at another rate."""
     saved = shell.json("jobs", "savepoint", job)
     assert saved["bytes"] and Path(saved["path"]).parent == shell.state / "snapshots"
     again = ["submit", "keyby", "--name", "restored", "--from", saved["path"]]
     _, refused = shell.run(*again, code=2)
     assert "by its rate and records" in refused
-    restored = shell.json(*again, "--set", "rate=1000")
+    restored = shell.json(*again, "--set", "rate=100")
     assert "restored: from savepoint" in shell.run("jobs", "events", restored["job"])[0]
     assert shell.json("jobs", "cancel", restored["job"])["state"] == "canceled"
 

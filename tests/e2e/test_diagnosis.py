@@ -236,7 +236,7 @@ def posted(seen: Any, path: str, token: str) -> tuple[int, Any]:
 
 def test_rows_that_cross_an_edge_are_shown_to_who_has_the_token(seen: Any) -> None:
     secret = (seen.cluster.state_dir / "secret").read_bytes().strip()
-    stream = Stream.generate(numbers, rate=500).key_by(lambda row: row % 10).count(emit="batch").to_count()
+    stream = Stream.generate(numbers, rate=100).key_by(lambda row: row % 10).count(emit="batch").to_count()
     handle = seen.cluster.submit(stream, parallelism=2)
     path = f"jobs/{handle.id}/tap?edge=0"
     assert posted(seen, path, read_token(secret))[0] == 401

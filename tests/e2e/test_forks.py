@@ -60,7 +60,7 @@ def copies(tmp_path: Path) -> Iterator[dict[int, int]]:
 def test_a_worker_that_is_killed_is_missed_at_once_though_a_copy_of_it_lives(
     use_uvloop: bool, tmp_path: Path, copies: dict[int, int], wait_until: Callable[..., Any]
 ) -> None:
-    endless = Stream.generate(lambda start, count: list(range(start, start + count)), rate=1_000)
+    endless = Stream.generate(lambda start, count: list(range(start, start + count)), rate=100)
     keyed = endless.map(Forks(tmp_path)).key_by(lambda number: number % 100).count(emit="batch").to_count()
     with LocalCluster(
         workers=2,

@@ -28,7 +28,7 @@ def cluster(command_line: Callable[[str], Any]) -> Iterator[tuple[Any, str]]:
     """Two workers with a keyed job that runs; gives the command line and what ``cluster up`` printed."""
     shell = command_line("state")
     out, _ = shell.run("cluster", "up", "--detach", "--workers", str(WORKERS), "--port", "0")
-    shell.run("submit", "keyby", "--name", "toy job", "--parallelism", "2", "--set", "rate=1000")
+    shell.run("submit", "keyby", "--name", "toy job", "--parallelism", "2", "--set", "rate=100")
     yield shell, out
     shell.run("cluster", "down")
 

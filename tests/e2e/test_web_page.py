@@ -402,7 +402,7 @@ def test_many_subtasks_and_lines(browser: Browser) -> None:
 
 
 def test_many_subtasks(browser: Browser, cluster: LocalCluster, base: str) -> None:
-    stream = Stream.generate(numbers, rate=200)
+    stream = Stream.generate(numbers, rate=20)
     for _ in range(VERTICES - 1):
         stream = stream.rebalance().map(lambda number: number)
     with (
