@@ -16,6 +16,7 @@ nothing. After each failure
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 import time
@@ -49,7 +50,7 @@ HEARTBEAT_TIMEOUT: Final = 1.5
 QUIET_SECONDS: Final = 2.0
 """In front of the first failure."""
 BOOKS_SECONDS_MAX: Final = 5.0
-"""How long the last reports of what failed may take."""
+"""How long the last reports of what failed may take, and the next record that it catches up with."""
 EXACT: Final = frozenset[FailureKind]({"task", "link"})
 """Kinds by which no process dies: whatever is lost is counted."""
 IN_FLIGHT_SECONDS_MAX: Final = 0.5
@@ -322,11 +323,14 @@ class GuaranteedDrill(Drill):
     """The same for a job that is to lose nothing."""
 
     def _balance(self, each: FailureRound, output: NumberedOutput, count: int) -> list[str]:
-        """Wait until the first ``count`` records have all come."""
-        deadline = time.monotonic() + BOOKS_SECONDS_MAX
+        """Wait until the first ``count`` records have all come, as long as more of them come: what failed has
+        to catch up, and takes its time on a machine that is busy with other things."""
+        fewest, deadline = math.inf, 0.0
         while True:
             books = self._books = self.findings.books = _books(output, count, self._run.handle.info(), 0)
             problems = guarantee_problems(books)
+            if books.missing < fewest:
+                fewest, deadline = books.missing, time.monotonic() + BOOKS_SECONDS_MAX
             if not problems or time.monotonic() > deadline:
                 return problems
             time.sleep(POLL_SECONDS)

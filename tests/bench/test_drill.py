@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from minishuffle.bench import drill, failures, numbered
 from minishuffle.bench.drill import (
     Drill,
     Findings,
+    GuaranteedDrill,
     Tally,
     books_problems,
     final_problems,
@@ -255,6 +256,27 @@ def test_what_is_missing_comes_from_the_log_and_what_is_counted_from_the_runtime
     assert "300 records more are missing than were counted" in found.failed[0]
     found = drill_of(tmp_path, monkeypatch, lost=0, dropped=4)
     assert "0 records are missing, 4 were counted as dropped" in found.failed[0]
+
+
+def test_what_catches_up_is_waited_for_as_long_as_more_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = [0.0]
+
+    def sleep(seconds: float) -> None:
+        at[0] += seconds
+
+    monkeypatch.setattr(drill, "time", SimpleNamespace(monotonic=lambda: at[0], sleep=sleep))
+    info = SimpleNamespace(rows_dropped={}, rows_in_flight=0)
+    each: Any = None
+
+    def wait(missing: Callable[[float], int]) -> list[str]:
+        output: Any = SimpleNamespace(missing=lambda count: missing(at[0]), duplicated=0, disordered=0)
+        run: Any = SimpleNamespace(handle=SimpleNamespace(info=lambda: info), output=lambda stalls: output)
+        stalls: Any = SimpleNamespace(spans=lambda: [])
+        return GuaranteedDrill(run, 0.0, stalls=stalls)._balance(each, output, 100)
+
+    assert wait(lambda now: max(0, int(20 - now))) == []
+    assert at[0] == pytest.approx(19, abs=2 * drill.POLL_SECONDS)
+    assert "7 records are missing" in wait(lambda now: max(7, int(40 - now)))[0]
 
 
 def test_the_made_up_log_has_output_of_all_subtasks() -> None:
