@@ -435,8 +435,8 @@ def test_twins_are_gone(package: tuple[Module, ...]) -> None:
 
 ASKS_FOR_THE_PAYLOAD = {
     "operators/row_conversion.py rows_of": "rows of columns, which to_rows makes",
-    "operators/task_state.py _part": "the encoder of state that is no value of a key",
-    "operators/task_state.py _sliced": "the same: rows take longer to pack, and are cut shorter",
+    "operators/task_state.py _are_rows": "the encoder of state that is no value of a key: rows take longer "
+    "to pack, and are cut shorter",
     "operators/reductions.py _column_of": "the store of counts: keys alone are a column if many",
     "operators/batch_times.py event_times": "a loop over rows, whose times may be of any type: by way of a "
     "column 16 rows take 2,800 ns each and not 1,200 (datetimes 4,300 and not 900)",

@@ -102,8 +102,12 @@ def test_rows_that_nobody_changes_are_packed_a_few_at_a_time_when_they_are_asked
     assert [n.as_py() for records in got for n in records.marks["m"]] == list(range(count))
 
 
-def test_other_rows_are_packed_at_once() -> None:
-    row = {"n": 1}
+def test_other_rows_are_copied_and_packed_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed_rows, pack = list[int](), task_state.packed
+    monkeypatch.setattr(task_state, "packed", lambda rows: (packed_rows.append(len(rows)), pack(rows))[1])
+    row = {"n": [1]}
     parts = TaskState({"held": Holding("key", lambda: [Records([row], [1])], list)}).freeze(0)
-    row["n"] = 2
-    assert rows(read("key", list(parts), 0, 1)) == [{"n": 1}]
+    assert packed_rows == []
+    row["n"].append(2)
+    assert rows(read("key", list(parts), 0, 1)) == [{"n": [1]}]
+    assert packed_rows == [1]
