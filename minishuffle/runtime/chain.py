@@ -351,7 +351,11 @@ class Chain:
 
     def _each(self) -> Iterator[tuple[Operator, Emit]]:
         """The operators in order, each with what is behind it, to be called before the next is asked for."""
-        for place, pair in enumerate(zip(self.operators, self._stages[1:], strict=True)):
+        pairs = zip(self.operators, self._stages[1:], strict=True)
+        if self._watch is None:  # with calls that end one by one, on_clock runs for each
+            yield from pairs
+            return
+        for place, pair in enumerate(pairs):
             with self._called(place):
                 yield pair
 
