@@ -245,14 +245,11 @@ def admit(
     Raises:
         ResourceExhausted: the job does not fit; with the arithmetic.
     """
-    streams = {number for number, vertex in enumerate(graph.vertices) if vertex.stream}
-    has_cuts = graph.settings.durable_interval and not never_cut(graph)
-    has_cuts = has_cuts and streams <= receipted_by_cuts(graph)
-    if graph.snapshotted() and len(takers(workers)) == 1 and not has_cuts:
+    if graph.snapshotted() and len(takers(workers)) == 1 and (else_do := _instead_of_holders(graph)):
         raise ResourceExhausted(
             f'guarantee="{graph.settings.guarantee}" needs two workers, since each holds snapshots of the '
             "other's tasks, and one is there: start another (--workers, or 'minishuffle worker start'), "
-            'have durable snapshots taken (durable_interval), or use guarantee="loss"'
+            f'{else_do}, or use guarantee="loss"'
         )
     refused: list[ResourceExhausted] = []
     regular = [worker for worker in takers(workers) if not worker.standby and worker.worker not in closed]
@@ -269,6 +266,15 @@ def admit(
         except ResourceExhausted as error:
             refused.append(error)
     raise refused[0]
+
+
+def _instead_of_holders(graph: JobGraph) -> str:
+    """How to change a job with a guarantee that needs holders of snapshots; empty if it needs none."""
+    if not graph.settings.durable_interval or never_cut(graph):
+        return "have durable snapshots taken (durable_interval)"
+    by_cuts = receipted_by_cuts(graph)
+    others = [each.stream for n, each in enumerate(graph.vertices) if each.stream and n not in by_cuts]
+    return f"read what stream {others[0]!r} gives from a source of the job's own" if others else ""
 
 
 def _closed_text(closed: Mapping[int, str]) -> str:

@@ -107,6 +107,7 @@ def test_a_job_whose_receipts_wait_for_no_durable_snapshot_is_refused_on_one_wor
     refused = SubmitJob(name="side", python="3.11", graph=job.model_copy(update={"edges": side}).to_bytes())
     code, text = cluster.refusal(refused)
     assert code == ResourceExhausted.code and "needs two workers" in text
+    assert "read what stream 'clicks' gives from a source of the job's own" in text
     cluster.submit(job)
 
 
