@@ -586,7 +586,16 @@ class CoordinatorState:
             "on, wall times follow by 1 % a second"
         )
         self._history.note(at, "clock set", text, worker=worker.worker)
-        self._touch(*self._jobs.clock_set(worker.worker, text, at))
+        self._touch(*self._jobs.note(worker.worker, "clock set", text, at))
+
+    def _note_disk(self, worker: Worker, problem: str, now: float) -> None:
+        """Record that the disk of a worker takes no more of what is retained there, or does again."""
+        kind, text = "disk has room", f"worker {worker.worker} can retain rows on its disk again"
+        if problem:
+            kind = "disk full"
+            text = f"worker {worker.worker} retains rows in memory alone, and tasks wait while that is full: "
+            text += problem
+        self._touch(*self._jobs.note(worker.worker, kind, text, self._wall(now)))
 
     def _advertised(self, worker: Worker, host: str, now: float) -> None:
         """A worker has an address for other hosts now: it can get slots of jobs that run there too."""
@@ -801,6 +810,8 @@ class CoordinatorState:
         self._note_links(worker, message, now)
         if message.report.retains_much:
             self._free_retained(worker.worker, now)
+        if bool(message.report.disk_problem) != bool(worker.report.disk_problem):
+            self._note_disk(worker, message.report.disk_problem, now)
         if self._workers.heartbeat(worker, message):
             self._touch_waiting()
         for report in message.tasks:

@@ -132,8 +132,8 @@ class RetainedBytes:
         limit_bytes: the bound of memory and disk together.
         memory_bytes: above so many bytes in memory, stores move blocks to disk.
         page_bytes: of a page: those of a buffer.
-        on_half: called by any thread when half of the bound is reached, once until less than that is held: a
-            snapshot of the consumers would free what is retained.
+        on_half: called by any thread when half of the bound is reached, once until less than that is held,
+            and when a disk is full: a snapshot of the consumers would free what is retained.
         on_disk_full: called by a task's thread with the error of a disk that takes no more, once until one
             takes something.
     """
@@ -152,7 +152,8 @@ class RetainedBytes:
         self.page_bytes = page_bytes
         self.half_reached = False
         """At least half of the bound is held."""
-        self.disk_full = False
+        self.disk_problem = ""
+        """Why the disk took no more when it was tried last; empty: it did."""
         self._stores: list[RetainedStore] = []
         self._free: deque[bytearray] = deque()
         """Pages that wait to be used again."""
@@ -169,6 +170,12 @@ class RetainedBytes:
     def used(self) -> int:
         """(Any thread.) Bytes in memory and on disk."""
         return sum(store.held for store in self._stores)
+
+    @property
+    def needs_room(self) -> bool:
+        """(Any thread.) Snapshots are to free something soon: half of the bound is held, or what memory is
+        for and no disk takes more."""
+        return self.half_reached or (bool(self.disk_problem) and self.memory >= self.memory_bytes)
 
     def take_page(self) -> bytearray:
         """(Task.)"""
@@ -209,9 +216,10 @@ class RetainedBytes:
 
     def note_disk(self, error: ResourceExhausted | None) -> None:
         """(Task.) A disk has taken something, or is full."""
-        if error is not None and not self.disk_full:
+        was_full, self.disk_problem = bool(self.disk_problem), "" if error is None else str(error)
+        if error is not None and not was_full:
             self._on_disk_full(error)
-        self.disk_full = error is not None
+            self._on_half()
 
 
 class RetainedStore:

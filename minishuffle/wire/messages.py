@@ -223,7 +223,10 @@ class WorkerReport(ControlMessage):
     snapshot_memory_bytes: int = 0
     """The bound of those in its memory, and of copies of its own tasks' ones; others are on its disk."""
     retains_much: bool = False
-    """It retains half of ``retained_bytes`` or more of rows that were sent."""
+    """It retains half of ``retained_bytes`` or more of rows that were sent, or all that memory has room for
+    while its disk takes no more."""
+    disk_problem: str = ""
+    """Why its disk takes no more of these; empty: it does."""
     stuck: dict[str, list[int]] = Field(default_factory=dict)
     """Slots in which the thread of an abandoned task still runs, by job."""
 

@@ -331,11 +331,16 @@ class FakeCluster:
         stuck: dict[str, list[int]] | None = None,
         memory_bytes: int = 0,
         retains_much: bool = False,
+        disk_problem: str = "",
         **fields: Any,
     ) -> None:
         values = {"term": self.term, "worker": sender.worker, "epoch": sender.epoch, "peers": [], **fields}
         report = WorkerReport(
-            jobs_loaded=loaded, stuck=stuck or {}, memory_bytes=memory_bytes, retains_much=retains_much
+            jobs_loaded=loaded,
+            stuck=stuck or {},
+            memory_bytes=memory_bytes,
+            retains_much=retains_much,
+            disk_problem=disk_problem,
         )
         self.send(sender, Heartbeat(report=report, tasks=tasks or [], **values))
 

@@ -19,6 +19,7 @@ from minishuffle.wire.reports import TaskReleased
 from minishuffle.wire.requests import (
     Accepted,
     CancelJob,
+    GetEvents,
     GetRows,
     ListJobs,
     SubmitJob,
@@ -368,3 +369,19 @@ def test_reports_of_a_job_that_is_not_known_are_acknowledged(cluster: FakeCluste
     worker = cluster.add()
     cluster.collect(worker, ("j9", 1, 0), b"rows", number=1)
     assert [message.number for message in worker.got(Acknowledge)] == [1]
+
+
+def test_that_a_worker_cannot_retain_rows_on_its_disk_is_an_event_of_the_jobs_there(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph(1, 1))
+    cluster.report_all("j1", "running")
+    idle = cluster.add()
+    for problem in ("", "No space left on device", "No space left on device", ""):
+        for worker in (pair[0], idle):
+            cluster.heartbeat(worker, disk_problem=problem)
+    texts = [each.text for each in cluster.request(GetEvents(job="j1")).events if "disk" in each.kind]
+    assert texts == [
+        "worker 1 retains rows in memory alone, and tasks wait while that is full: No space left on device",
+        "worker 1 can retain rows on its disk again",
+    ]

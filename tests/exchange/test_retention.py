@@ -97,12 +97,13 @@ def test_a_full_disk_has_the_writer_wait_and_drops_nothing() -> None:
     store = worker.store()
     worker.disk.full = True
     blocks = [add(store, 300) for _ in range(20)]
-    assert store.full and worker.budget.disk_full and len(worker.errors) == 1
+    assert store.full and worker.budget.disk_problem and len(worker.errors) == 1
+    assert worker.budget.needs_room and worker.halves == 1, "snapshots are to free something"
     assert not any(map(is_on_disk, blocks)) and worker.budget.memory > worker.budget.memory_bytes
     assert not store.make_room() and store.waits
     assert len(worker.errors) == 1, "it is said once"
     worker.disk.full = False
-    assert store.make_room() and not store.waits and not worker.budget.disk_full
+    assert store.make_room() and not store.waits and not worker.budget.disk_problem
     assert worker.budget.memory <= worker.budget.memory_bytes and is_on_disk(blocks[0])
     worker.disk.full = True
     blocks += [add(store, 300) for _ in range(20)]
@@ -112,6 +113,7 @@ def test_a_full_disk_has_the_writer_wait_and_drops_nothing() -> None:
         store.free(block)
     store.note_freed()
     assert worker.wakes and store.make_room(), "memory has room once it is freed"
+    assert worker.budget.disk_problem and not worker.budget.needs_room
 
 
 def test_the_bound_is_of_memory_and_disk_together_and_half_of_it_is_said_once() -> None:

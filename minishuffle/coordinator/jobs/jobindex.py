@@ -73,11 +73,11 @@ class JobTable(dict[str, Job]):
             job.history.note(at, kind, text, worker=message.worker)
         return both
 
-    def clock_set(self, worker: int, text: str, at: float) -> list[Job]:
-        """Note that the system clock of a worker was set. Returns the jobs with a new event about it."""
+    def note(self, worker: int, kind: str, text: str, at: float) -> list[Job]:
+        """Note what has happened to a worker in the jobs that run there, which are given."""
         there = [job for job in self.active() if worker in job.slots.held()]
         for job in there:
-            job.history.note(at, "clock set", text, worker=worker)
+            job.history.note(at, kind, text, worker=worker)
         return there
 
     def forget(self) -> list[str]:

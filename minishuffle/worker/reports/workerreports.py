@@ -95,7 +95,8 @@ def worker_report(
         memory_bytes=memory_bytes,
         snapshot_bytes=deployment.snapshot_bytes,
         snapshot_memory_bytes=deployment.services.snapshot_memory_bytes,
-        retains_much=deployment.services.retained.half_reached,
+        retains_much=deployment.services.retained.needs_room,
+        disk_problem=clipped(deployment.services.retained.disk_problem, limits.LINK_ERROR_CHARS_MAX),
         segment_bytes=pool.segment_bytes,
     )
 
