@@ -74,7 +74,7 @@ class JobTable(dict[str, Job]):
         return both
 
     def note(self, worker: int, kind: str, text: str, at: float) -> list[Job]:
-        """Note what has happened to a worker in the jobs that run there, which are given."""
+        """Note an event of a worker in all jobs that run there; gives these jobs."""
         there = [job for job in self.active() if worker in job.slots.held()]
         for job in there:
             job.history.note(at, kind, text, worker=worker)

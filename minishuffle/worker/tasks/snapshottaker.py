@@ -111,8 +111,11 @@ class SnapshotTaker:
         """No next attempt begins before the snapshot of that number."""
         self._is_deferred = False
         """One is due that a sink defers."""
-        self._cut: tuple[int, list[list[ChannelRows]]] = (0, [])
-        """The last snapshot of the whole job, and the rows that it covers, by gate; the thread sets it."""
+        self._cut: tuple[int, list[list[ChannelRows]], int] = (0, [], 0)
+        """The last snapshot of the whole job, the rows that it covers, by gate, and the number of the last
+        local one before it; the thread sets it."""
+        self._outdated = -1
+        """Producers do not have the rows behind local snapshots up to that one; the loop sets it."""
         self._left_out: Sequence[int] = ()
         self._is_resumed = False
         self._is_told = self._is_wanted = False
@@ -155,8 +158,7 @@ class SnapshotTaker:
             if taken := begun.taken.get(gate.edge):
                 gate.begin_at(taken)
         if any(gate.has_splits for gate in self._gates):
-            is_first = begun == TaskStateSnapshot()
-            self._paths.post(self._resume, self._parts.leases.resumed() if is_first else begun.positions)
+            self._paths.post(self._resume, begun.positions)
             self._paths.wait_until(lambda: self._is_resumed)
         interval = self._settings.snapshot_interval
         self._machine = LocalSnapshots(
@@ -226,7 +228,8 @@ class SnapshotTaker:
         """
         self._hear()
         is_alone = not self._machine.has_holder or self._is_left()
-        self._cut = number, [gate.taken() for gate in self._gates] if is_alone else []
+        taken = [gate.taken() for gate in self._gates] if is_alone else []
+        self._cut = number, taken, self._machine.numbers[-1]
         self._parts.leases.cut(number, is_alone=is_alone)
         snapshot = freeze()
         self._rest, self._is_local, self._went_on = made_in_turn(snapshot, made), False, self._clock()
@@ -330,7 +333,10 @@ class SnapshotTaker:
         return written if spool is None else {**written, READERS_EDGE: [spool.rows]}
 
     def _change_holder(self) -> None:
-        """Another holder begins with all that is kept, or with the next one."""
+        """Another holder begins with all that is kept, or with the next one. So it does if a durable snapshot
+        has had producers give up the rows behind what is kept."""
+        if self._machine.numbers[0] <= self._outdated:
+            self.writer.forget()
         if self.writer.send_again(self._machine.numbers):
             self._machine.renew_holder()
         else:
@@ -435,10 +441,13 @@ class SnapshotTaker:
 
     def cut_complete(self, number: int, kept: int, *, freed: bool) -> None:
         """A durable snapshot is complete, and the job goes back to none before number ``kept``. If the
-        coordinator takes the task for ``freed``, producers need not retain the rows that it covers."""
-        last, rows = self._cut
-        for gate, taken in zip(self._gates, rows, strict=False) if freed and last == number else ():
-            gate.make_stable(taken)
+        coordinator takes the task for ``freed``, producers need not retain the rows that it covers. Should
+        another holder be there by now, they do: it may have older snapshots."""
+        last, rows, newest = self._cut
+        if freed and last == number and rows and not self.writer.is_read:
+            self._outdated = newest
+            for gate, taken in zip(self._gates, rows, strict=True):
+                gate.make_stable(taken)
         self._parts.leases.cut_complete(number, kept, freed=freed)
 
     def lose(self, error: PartitionLost) -> None:

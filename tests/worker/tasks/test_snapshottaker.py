@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from math import inf
@@ -23,6 +24,8 @@ from minishuffle.wire.messages import HolderSpec, PoisonRow, PoisonSearch, TaskS
 from minishuffle.worker.channels.registry import ChannelKey
 from minishuffle.worker.instructions import Fence, StartHolder, StartTask, attempt_id
 from minishuffle.worker.tasks import snapshottaker
+from minishuffle.worker.tasks.localsnapshots import LocalSnapshots
+from minishuffle.worker.tasks.statehandover import unpack_state
 from support.attempts import attempt
 
 if TYPE_CHECKING:
@@ -326,6 +329,58 @@ async def test_what_a_finished_task_has_kept_goes_to_another_holder_and_its_prod
     await site.until(lambda: any(each.attempt == second for each in site.held))
     (last,) = deployment.holders[second].partition.subpartitions
     assert last.log.elements, "a next attempt has something to go on from"
+    recovery.close()
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_no_task_goes_on_from_before_a_durable_snapshot_for_which_producers_gave_up_rows(
+    site: Site, monkeypatch: pytest.MonkeyPatch, is_read: bool
+) -> None:
+    """The holder has gone, the durable snapshot frees what is retained, and another holder comes behind that,
+    or before, so that producers retain it."""
+    monkeypatch.setattr(snapshottaker, "HOLDER_AWAY_SECONDS", 0.0)
+    numbers = Stream.source(Repeating()).key_by(lambda row: row % KEYS).count().to_count()
+    recovery, deployment, key = Recovery(site, numbers), site.deployment, attempt(1, 0)
+    await site.until(lambda: any(each.attempt == recovery.holder(1, 0) for each in site.held))
+    deployment.holders.pop(recovery.holder(1, 0)).release()
+    snapshots, second = deployment.attempts[key].task.snapshots, attempt(holder_operator(1), 0, 2)
+    assert snapshots is not None
+
+    def cut(number: int) -> None:
+        message = WriteState(term=1, job="j1", savepoint=number, barrier=number, folder="/s", goes_on=True)
+        for there in deployment.attempts.values():
+            assert there.paths.pause.save(message)
+            there.paths.bell.ring()
+
+    def name_holder() -> None:
+        spec = HolderSpec(operator=1, index=0, attempt=2, task_attempt=1, task_worker=1)
+        deployment.hold(StartHolder(second, spec))
+        deployment.fence(Fence(key, snapshot_edge(1), second))
+        recovery.join(second, snapshot_edge(1), key)
+
+    def renew_holder(machine: LocalSnapshots) -> None:
+        """What was kept is sent, and nothing newer follows."""
+        renew(machine)
+        monkeypatch.setattr(LocalSnapshots, "due", lambda machine: math.inf)
+
+    renew = LocalSnapshots.renew_holder
+    monkeypatch.setattr(LocalSnapshots, "renew_holder", renew_holder)
+    await site.until(lambda: not snapshots.writer.is_read)
+    cut(1)
+    await site.until(lambda: key in site.made)
+    if is_read:
+        name_holder()
+    snapshots.cut_complete(1, 1, freed=True)
+    if not is_read:
+        name_holder()
+    await site.until(lambda: any(each.attempt == second for each in site.held))
+    (log,) = (each.log for each in deployment.holders[second].partition.subpartitions)
+    begins = unpack_state(
+        memoryview(log.read(place))[ELEMENT_HEADER.size :] for place in range(len(log.elements))
+    )
+    partitions = [deployment.attempts[attempt(0, index)].partition(0) for index in (0, 1)]
+    freed = [each.subpartitions[0].freed for each in partitions if isinstance(each, RetainedPartition)]
+    assert [channel.row >= row for channel, row in zip(begins.taken[0], freed, strict=True)] == [True, True]
     recovery.close()
 
 
