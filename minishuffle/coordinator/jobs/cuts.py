@@ -19,6 +19,7 @@ from minishuffle.coordinator.jobs.fallback import RestorePoint
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
 from minishuffle.coordinator.jobs.savepoints import FolderWork, JobSavepoint
 from minishuffle.coordinator.journal.codec import Record
+from minishuffle.snapshots.storage import without_credentials
 from minishuffle.wire.requests import DurableInfo
 
 __all__ = ["CUTS_KEPT", "CompleteCut", "CutsRecord", "JobCuts"]
@@ -149,7 +150,7 @@ class JobCuts(CutsRecord):
         last = self.kept[-1] if self.kept else None
         return DurableInfo(
             number=0 if last is None else last.point.number,
-            path="" if last is None else last.point.path,
+            path="" if last is None else without_credentials(last.point.path),
             taken_at=0.0 if last is None else last.began,
             bytes=0 if last is None else last.bytes,
             seconds=0.0 if last is None else last.seconds,

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.coordinator.instructions import CoordinatorStep, WorkInFolder
-from minishuffle.coordinator.jobs.cuts import CUTS_KEPT, HASTENED_SECONDS, RETRY_SECONDS
-from minishuffle.coordinator.jobs.fallback import STORAGE_SECONDS_MAX
+from minishuffle.coordinator.jobs.cuts import (
+    CUTS_KEPT,
+    HASTENED_SECONDS,
+    RETRY_SECONDS,
+    CompleteCut,
+    JobCuts,
+)
+from minishuffle.coordinator.jobs.fallback import STORAGE_SECONDS_MAX, RestorePoint
 from minishuffle.coordinator.jobs.savepoints import FolderWork
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ShuffleError, StateLost, StorageUnavailable, UnreadableSnapshot
@@ -500,3 +506,9 @@ def test_a_job_that_is_cancelled_goes_back_no_more(cuts: Cuts) -> None:
     cluster.request(CancelJob(job=cuts.job))
     cluster.do(cluster.state.folder_ready(opened, manifest(cuts), cluster.now))
     assert cluster.show(cuts.job).state == "canceled" and 1 in cuts.discarded()
+
+
+def test_where_the_last_one_is_is_shown_without_the_key_of_its_store() -> None:
+    point = RestorePoint("s3://key:word@bucket/snapshots/j1-1?region=here", published=0, number=1)
+    cuts = JobCuts(kept=(CompleteCut(point, 1.0, 2, 3.0),))
+    assert cuts.info().path == "s3://bucket/snapshots/j1-1" and cuts.points() == [point]
