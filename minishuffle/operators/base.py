@@ -370,7 +370,7 @@ class Operator(Protocol):
 
     def freeze_state(self) -> Iterator[StatePart]:
         """What :meth:`write_state` gives now. The parts may be asked for one by one, between two of the
-        batches that follow; nobody asks for any once this is called again."""
+        batches that follow, also once this was called again."""
 
     def stored_state(self) -> Iterator[StatePart] | None:
         """What it has on disk and a cut of the whole job needs, as of now; None: nothing. The parts are made

@@ -192,20 +192,23 @@ class ColumnStore:
         """Parts of that name; the numbers of keys in the order of iteration begin with ``number``.
 
         Args:
-            frozen: the parts, which are shorter, are made one by one while the state goes on. One call at a
-                time may have some to make.
+            frozen: the parts, which are shorter, are made one by one while the state goes on. What an earlier
+                call has yet to make is made now.
         """
         if not frozen or any(aggregate.reads_all for _, _, aggregate in self._outputs):
             slots = self._some_slots(BATCH_ROWS_MAX)
             parts = self._write(name, number, slots, partial(states_of, self._outputs))
             return iter(list(parts)) if frozen else parts
+        if self._frozen is not None:
+            self._frozen.write_all()
         make = partial(self._write, name, number, self._some_slots(SLICE_SLOTS))
         held = self._frozen = _FrozenSlots(self._outputs, self._size, make)
         return self._frozen_parts(held)
 
     def _frozen_parts(self, frozen: _FrozenSlots) -> Iterator[StatePart]:
         yield from frozen
-        self._frozen = None
+        if self._frozen is frozen:
+            self._frozen = None
 
     def _write(
         self,

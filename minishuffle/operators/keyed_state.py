@@ -362,8 +362,8 @@ class KeyedState:
 
         Args:
             stood: seconds to add to the times at which keys were touched.
-            frozen: the parts, which are shorter, are made one by one while the state goes on. One call at a
-                time may have some to make.
+            frozen: the parts, which are shorter, are made one by one while the state goes on. Rows of which
+                an earlier call has yet to make parts are copied for it, and its parts of columns are made.
 
         Raises:
             UnserializableRecord: (with each part) an exchange would not take a value.
@@ -377,7 +377,10 @@ class KeyedState:
         )
         rows = self._write_rows(stores, SLICE_ROWS if frozen else BATCH_ROWS_MAX, touched, stood)
         if frozen:
-            self._frozen, rows = dict(stores), self._write_frozen(rows)
+            for earlier in self._frozen.values():
+                earlier.keep_all()
+            self._frozen = dict(stores)
+            rows = self._write_frozen(rows, self._frozen)
         return chain(rows, timers, columns)
 
     def _write_rows(
@@ -391,9 +394,12 @@ class KeyedState:
             yield by_rows(self._name, keys, **_numbers(number, keys), **columns)
             number += len(keys)
 
-    def _write_frozen(self, rows: Iterator[StatePart]) -> Iterator[StatePart]:
+    def _write_frozen(
+        self, rows: Iterator[StatePart], frozen: dict[Namespace, FrozenRows]
+    ) -> Iterator[StatePart]:
         yield from rows
-        self._frozen = {}
+        if self._frozen is frozen:
+            self._frozen = {}
 
     def _write_timers(self, number: int) -> Iterator[StatePart]:
         for clock, timers in self.timers.items():

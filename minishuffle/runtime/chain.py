@@ -294,7 +294,7 @@ class Chain:
         Args:
             of_all: it is put together with those of the other subtasks: what all of them have alike is in
                 that of the first, and what they have on disk is in it too.
-            frozen: its parts are to be asked for between two elements each, before the next one is taken.
+            frozen: its parts may be asked for later, between two elements each.
 
         Raises:
             UnserializableRecord: (with each part) an exchange would not take what an operator holds.

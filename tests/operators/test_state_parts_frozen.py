@@ -63,3 +63,28 @@ def test_what_is_made_while_it_goes_on_is_as_it_was(name: str, monkeypatch: pyte
     alone.take([*head(name), *tail(name)])
     assert run.finish() == alone.finish()
     assert rows_of([*found, *parts]) == taken
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_made_late_of_one_is_as_it_was_when_the_next_is_taken(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyed_state, "SLICE_ROWS", 5)
+    monkeypatch.setattr(column_store, "SLICE_SLOTS", 5)
+    run, rest = Run(name), tail(name)
+    run.take(head(name))
+    taken = [rows_of(run.operator.write_state())]
+    first, found = run.operator.freeze_state(), [list[StatePart](), list[StatePart]()]
+    found[0] += islice(first, 1)
+    for item in rest[: len(rest) // 3]:
+        run.take([item])
+    taken.append(rows_of(run.operator.write_state()))
+    second = run.operator.freeze_state()
+    for item in rest[len(rest) // 3 :]:
+        run.take([item])
+        found[0] += islice(first, 1)
+        found[1] += islice(second, 1)
+    alone = Run(name)
+    alone.take([*head(name), *rest])
+    assert run.finish() == alone.finish()
+    assert [rows_of([*found[0], *first]), rows_of([*found[1], *second])] == taken

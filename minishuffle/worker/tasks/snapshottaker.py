@@ -66,6 +66,14 @@ class _Seen:
     """For how long the thread has had a processor for the last one."""
 
 
+class _Rest(NamedTuple):
+    """The rest of a snapshot under way."""
+
+    steps: Iterator[int]
+    """Each sends a part of a local snapshot, or makes a part of a durable one, and gives its bytes."""
+    is_local: bool
+
+
 class SnapshotTaker:
     """The local snapshots of one attempt.
 
@@ -127,13 +135,12 @@ class SnapshotTaker:
         """Consumers whose snapshots cover less say nothing to the thread; the thread sets it."""
         self._error: PartitionLost | None = None
         """Why what the task retains cannot be read; the loop sets it."""
-        self._rest: Iterator[int] | None = None
-        """Sends the rest of the snapshot under way, or makes the rest of a durable one."""
+        self._rests: deque[_Rest] = deque()
+        """The rests of snapshots under way: of a local one, and then of durable ones."""
         self._went_on = 0.0
         """When that was last done, or it was begun."""
-        self._is_local = True
         self._bytes, self._cost = 0, 0.0
-        """Bytes sent of that snapshot, and seconds of a processor for it."""
+        """Bytes sent of the local one, and seconds of a processor for it."""
         self._due = -math.inf
         """When the next one is, as of the last look."""
         self._last = _Seen()
@@ -185,18 +192,18 @@ class SnapshotTaker:
             WrongResult: what an operator holds cannot be written down.
             TaskCancelled: while calls of an operator end.
         """
-        if self._is_told or self._rest is not None or (seconds := self._due - self._clock()) <= 0.0:
+        if self._is_told or self._rests or (seconds := self._due - self._clock()) <= 0.0:
             seconds = self._look(chain, positions)
         return seconds
 
     def _look(self, chain: Chain, positions: Callable[[], Sequence[SplitPosition]]) -> float:
-        if self._rest is None and self._is_told:
+        if not self._rests and self._is_told:
             self._hear()
-        if self._rest is None and self._machine.due() <= self._clock():
+        if not self._rests and self._machine.due() <= self._clock():
             self._take(chain, positions)
-        if self._rest is not None:
+        if self._rests:
             self._go_on(max(SLICE_SECONDS, SLICE_SHARE * (self._clock() - self._went_on)))
-            if self._rest is not None:
+            if self._rests:
                 return 0.0
         self._due = self._machine.due()
         seconds = self._due - self._clock()
@@ -211,7 +218,7 @@ class SnapshotTaker:
 
         Raises: as :meth:`look`.
         """
-        if not self._is_local:
+        if not all(rest.is_local for rest in self._rests):
             self._end()
 
     def cut(
@@ -221,25 +228,26 @@ class SnapshotTaker:
         made: Callable[[TaskStateSnapshot | str], None],
     ) -> TaskStateSnapshot:
         """Take the state for a snapshot of the whole job, as ``freeze`` gives it. Its parts are made between
-        the elements that follow; then ``made`` gets all of them, or why they cannot be written. Note
-        which rows it covers: a task that has a holder notes none.
+        the elements that follow, and after those of a snapshot under way; then ``made`` gets all of
+        them, or why they cannot be written. Note which rows it covers: a task that has a holder notes none.
 
         Raises: as ``freeze``.
         """
-        self._hear()
+        if not self._rests:  # else the task would stand for all of that
+            self._hear()
         is_alone = not self._machine.has_holder or self._is_left()
         taken = [gate.taken() for gate in self._gates] if is_alone else []
         self._cut = number, taken, self._machine.numbers[-1]
         self._parts.leases.cut(number, is_alone=is_alone)
         snapshot = freeze()
-        self._rest, self._is_local, self._went_on = made_in_turn(snapshot, made), False, self._clock()
+        self._begin_rest(made_in_turn(snapshot, made), is_local=False)
         return snapshot
 
     @property
     def is_due(self) -> bool:
         """Whether :meth:`look` has something to do."""
         is_due = not self._is_deferred and self._due <= self._clock()
-        return is_due or self._rest is not None or self._is_told
+        return is_due or len(self._rests) > 0 or self._is_told
 
     def secure(self, chain: Chain, positions: Callable[[], Sequence[SplitPosition]]) -> None:
         """Take a snapshot, and wait until no next attempt begins before it: a sink is about to have listed
@@ -372,28 +380,42 @@ class SnapshotTaker:
             pending=self._parts.files.snapshot(number),
             at=self._wall(),
         )
-        self._rest = self.writer.write(number, pack_state(whole), machine.numbers)
-        self._is_local, self._bytes, self._cost, self._went_on = True, 0, self._cpu() - cpu, self._clock()
+        self._bytes, self._cost = 0, self._cpu() - cpu
+        self._begin_rest(self.writer.write(number, pack_state(whole), machine.numbers), is_local=True)
+
+    def _begin_rest(self, steps: Iterator[int], *, is_local: bool) -> None:
+        if not self._rests:
+            self._went_on = self._clock()
+        self._rests.append(_Rest(steps, is_local))
 
     def _go_on(self, seconds: float) -> None:
-        """Send or make more of the snapshot that is being taken, for so long."""
-        begun, cpu = self._clock(), self._cpu()
-        rest = self._rest
-        while rest is not None and (size := self._wrapped(lambda: next(rest, None))) is not None:
-            self._bytes += size
-            if self._clock() - begun >= seconds:
+        """Send or make more of the snapshots that are being taken, for so long."""
+        until = self._clock() + seconds
+        while self._rests:
+            has_ended = self._advance(self._rests[0], until)
+            self._went_on = self._clock()
+            if not has_ended:
+                return
+            self._rests.popleft()
+
+    def _advance(self, rest: _Rest, until: float) -> bool:
+        """Go on with the rest of a snapshot, to that time; True: nothing is left of it."""
+        sent, cpu, has_ended = 0, self._cpu(), False
+        while not has_ended:
+            size = self._wrapped(lambda: next(rest.steps, None))
+            has_ended, sent = size is None, sent + (size or 0)
+            if not has_ended and self._clock() >= until:
                 break
-        else:
-            self._rest = None
-        self._cost, self._went_on = self._cost + self._cpu() - cpu, self._clock()
-        if self._rest is None and self._is_local:
-            self._machine.note_cost(self._cost, self._clock())
-            self._last = _Seen(self._machine.covered_at, self._last.taken + 1, self._bytes, self._cost)
+        if rest.is_local:
+            self._bytes, self._cost = self._bytes + sent, self._cost + self._cpu() - cpu
+            if has_ended:
+                self._machine.note_cost(self._cost, self._clock())
+                self._last = _Seen(self._machine.covered_at, self._last.taken + 1, self._bytes, self._cost)
+        return has_ended
 
     def _end(self) -> None:
-        """Send the rest of the snapshot that is being taken."""
-        if self._rest is not None:
-            self._go_on(math.inf)
+        """Send and make the rest of the snapshots that are being taken."""
+        self._go_on(math.inf)
 
     def _wrapped(self, step: Callable[[], Any]) -> Any:
         try:

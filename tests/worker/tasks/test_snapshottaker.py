@@ -403,6 +403,34 @@ async def test_a_durable_snapshot_is_of_one_moment_though_its_parts_are_made_whi
     recovery.close()
 
 
+async def test_a_durable_snapshot_does_not_wait_for_a_local_one_under_way(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the task would stand for as long as that takes to be sent."""
+    rests, cut = list[list[bool]](), snapshottaker.SnapshotTaker.cut
+
+    def noted(taker: snapshottaker.SnapshotTaker, *given: Any) -> Any:
+        found = cut(taker, *given)
+        rests.append([rest.is_local for rest in taker._rests])
+        return found
+
+    monkeypatch.setattr(snapshottaker.SnapshotTaker, "cut", noted)
+    numbers = Stream.source(Repeating()).key_by(lambda row: row % 1_000).count().to_count()
+    recovery = Recovery(site, numbers)
+    count, number = attempt(1, 0), 0
+    await site.until(lambda: site.deployment.attempts[count].task.counters.records_in > 1_000)
+    while [True, False] not in rests:
+        number += 1
+        assert number < 100
+        message = WriteState(term=1, job="j1", savepoint=number, barrier=number, folder="/s", goes_on=True)
+        for there in site.deployment.attempts.values():
+            assert there.paths.pause.save(message)
+            there.paths.bell.ring()
+        await site.until(lambda: count in site.made)
+        site.made.clear()
+    recovery.close()
+
+
 async def test_where_elements_take_long_so_may_what_is_made_between_two(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
