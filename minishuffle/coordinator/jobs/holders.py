@@ -329,12 +329,14 @@ class Holders:
 
     def without_state(self, tasks: Iterable[Subtask]) -> list[Subtask]:
         """The tasks among these that cannot go on, since nobody has their snapshots; none of them runs."""
-        held = [(task, self._of[task.key]) for task in tasks if task.key in self._of]
+        able = [task for task in tasks if task.key in self._of and not task.resumption.has_ended]
+        held = [(task, self._of[task.key]) for task in able]
         return [task for task, each in held if each.is_lost and not each.worker and not each.former]
 
     def unprotected(self) -> list[Subtask]:
-        """Tasks on a worker that would be lost together with it: no other worker has what they go on from."""
-        tasks = [self._subtasks[key] for key in self._of]
+        """Tasks on a worker that would be lost together with it: no other worker has what they go on from.
+        One that had ended in what its job began with goes on from nothing."""
+        tasks = [self._subtasks[key] for key in self._of if not self._subtasks[key].resumption.has_ended]
         return [task for task in tasks if task.on_worker and self._is_alone(task)]
 
     def _is_alone(self, task: Subtask) -> bool:

@@ -273,7 +273,7 @@ class Task:
         self.paths.clock.enter(None)
         self.record.release(self.paths.calls)
         self.paths.post(self._reached, outcome)
-        if self.snapshots is not None and outcome.state == "finished":
+        if self.snapshots is not None and outcome.state == "finished" and not self.has_ended:
             self.snapshots.attend()
 
     def _reached(self, outcome: TaskOutcome | None) -> None:

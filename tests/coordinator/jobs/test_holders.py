@@ -145,6 +145,17 @@ def test_a_task_without_a_holder_cannot_begin_anew_once_a_durable_snapshot_has_f
     assert source(each) == (2, 1, False), "the holder has what came after"
 
 
+def test_a_task_that_had_ended_in_what_its_job_began_with_needs_no_holder() -> None:
+    """It takes no snapshot that a holder could have."""
+    each = new_holders()
+    each.name(KEY, 2)
+    each.worker_lost(2)
+    (task,) = [task for task in each.unprotected() if task.key == KEY]
+    assert each.without_state([task]) == [task]
+    task.begin_from(Resumption(has_ended=True))
+    assert KEY not in {task.key for task in each.unprotected()} and not each.without_state([task])
+
+
 def test_all_are_released_when_tasks_begin_with_something_else() -> None:
     each = new_holders()
     each.name(KEY, 2)
