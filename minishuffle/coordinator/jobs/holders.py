@@ -335,7 +335,7 @@ class Holders:
 
     def unprotected(self) -> list[Subtask]:
         """Tasks on a worker that would be lost together with it: no other worker has what they go on from.
-        One that had ended in what its job began with goes on from nothing."""
+        A task that had ended in what its job began with goes on from nothing."""
         tasks = [self._subtasks[key] for key in self._of if not self._subtasks[key].resumption.has_ended]
         return [task for task in tasks if task.on_worker and self._is_alone(task)]
 
