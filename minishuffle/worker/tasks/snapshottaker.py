@@ -165,7 +165,8 @@ class SnapshotTaker:
             if taken := begun.taken.get(gate.edge):
                 gate.begin_at(taken)
         if any(gate.has_splits for gate in self._gates):
-            self._paths.post(self._resume, begun.positions)
+            is_first = begun == TaskStateSnapshot()
+            self._paths.post(self._resume, self._parts.leases.resumed() if is_first else begun.positions)
             self._paths.wait_until(lambda: self._is_resumed)
         interval = self._settings.snapshot_interval
         self._machine = LocalSnapshots(
