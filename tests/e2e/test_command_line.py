@@ -193,8 +193,8 @@ def check_that_signals_cancel(shell: Shell) -> None:
         assert waiting.stderr is not None
         assert "runs" in waiting.stderr.readline()
         waiting.send_signal(number)
-        waiting.communicate(timeout=SECONDS_MAX)
-        assert waiting.returncode == code
+        _, log = waiting.communicate(timeout=SECONDS_MAX)
+        assert waiting.returncode == code, log
 
 
 def check_that_failures_are_shown(shell: Shell, jobs: Path) -> None:
