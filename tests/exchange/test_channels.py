@@ -704,15 +704,20 @@ def _run(exchange: Exchange) -> None:
 # --- what is retained -----------------------------------------------------------------------------
 
 
-def test_a_retained_partition_has_ended_once_a_snapshot_covers_its_end(
-    make_setup: Callable[..., Any],
-) -> None:
-    """Until then its producer is attached, and what is stable is said to each attachment that answers."""
+def retained_channel(make_setup: Callable[..., Any]) -> tuple[Producer, list[Any], Any, Any, Any]:
+    """A producer that retains what it sends, and the events, setup, channel and wire of its consumer."""
     producer, events = Producer(), list[tuple[int, ChannelEvent]]()
     setup = make_setup(tolerant=True, guaranteed=True)
     channel = setup.gate.add_channel(0, lambda *event: events.append(event))
     setup.request(channel, version=VERSION)
-    wire = setup.wire([producer.partition])
+    return producer, events, setup, channel, setup.wire([producer.partition])
+
+
+def test_a_retained_partition_has_ended_once_a_snapshot_covers_its_end(
+    make_setup: Callable[..., Any],
+) -> None:
+    """Until then its producer is attached, and what is stable is said to each attachment that answers."""
+    producer, events, setup, channel, wire = retained_channel(make_setup)
     producer.write(["a" * 200])
     producer.write(["b" * 200])
     producer.partition.finish()
@@ -744,11 +749,7 @@ def test_a_producer_hears_what_the_last_snapshot_of_a_finished_task_covers_thoug
     make_setup: Callable[..., Any], breaks: str, covered: str
 ) -> None:
     """It breaks before the task has ended or behind that, and the snapshot is safe meanwhile or then."""
-    producer, events = Producer(), list[tuple[int, ChannelEvent]]()
-    setup = make_setup(tolerant=True, guaranteed=True)
-    channel = setup.gate.add_channel(0, lambda *event: events.append(event))
-    setup.request(channel, version=VERSION)
-    wire = setup.wire([producer.partition])
+    producer, events, setup, channel, wire = retained_channel(make_setup)
     producer.write(["a" * 200])
     producer.partition.finish()
     producer.attend()

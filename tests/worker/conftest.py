@@ -140,6 +140,13 @@ class Site:
         address = WorkerAddress(worker=WORKER, epoch=1, host="127.0.0.1", data_port=1)
         return deployments(graph, placement, [address], term=1, job=job, name=job)[WORKER]
 
+    def pass_barrier(self, number: int = 1) -> None:
+        """Have all tasks take their state at a barrier of that number, and go on."""
+        message = WriteState(term=1, job="j1", savepoint=number, barrier=number, folder="/s", goes_on=True)
+        for each in self.deployment.attempts.values():
+            assert each.paths.pause.save(message)
+            each.paths.bell.ring()
+
     def deploy(
         self,
         stream: Stream[Any],

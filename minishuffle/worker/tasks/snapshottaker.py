@@ -138,7 +138,7 @@ class SnapshotTaker:
         self._rests: deque[_Rest] = deque()
         """The rests of snapshots under way: of a local one, and then of durable ones."""
         self._went_on = 0.0
-        """When that was last done, or it was begun."""
+        """When parts of these were sent or made last, or the first of them was begun."""
         self._bytes, self._cost = 0, 0.0
         """Bytes sent of the local one, and seconds of a processor for it."""
         self._due = -math.inf

@@ -20,7 +20,7 @@ from minishuffle.exchange.retained import RetainedPartition
 from minishuffle.ids import AttemptId, holder_operator, snapshot_edge, state_edge
 from minishuffle.operators import column_store, keyed_state
 from minishuffle.plan.graph import JobSettings
-from minishuffle.wire.messages import HolderSpec, PoisonRow, PoisonSearch, TaskSpec, WriteState
+from minishuffle.wire.messages import HolderSpec, PoisonRow, PoisonSearch, TaskSpec
 from minishuffle.worker.channels.registry import ChannelKey
 from minishuffle.worker.instructions import Fence, StartHolder, StartTask, attempt_id
 from minishuffle.worker.tasks import snapshottaker
@@ -346,12 +346,6 @@ async def test_no_task_goes_on_from_before_a_durable_snapshot_for_which_producer
     snapshots, second = deployment.attempts[key].task.snapshots, attempt(holder_operator(1), 0, 2)
     assert snapshots is not None
 
-    def cut(number: int) -> None:
-        message = WriteState(term=1, job="j1", savepoint=number, barrier=number, folder="/s", goes_on=True)
-        for there in deployment.attempts.values():
-            assert there.paths.pause.save(message)
-            there.paths.bell.ring()
-
     def name_holder() -> None:
         spec = HolderSpec(operator=1, index=0, attempt=2, task_attempt=1, task_worker=1)
         deployment.hold(StartHolder(second, spec))
@@ -366,7 +360,7 @@ async def test_no_task_goes_on_from_before_a_durable_snapshot_for_which_producer
     renew = LocalSnapshots.renew_holder
     monkeypatch.setattr(LocalSnapshots, "renew_holder", renew_holder)
     await site.until(lambda: not snapshots.writer.is_read)
-    cut(1)
+    site.pass_barrier()
     await site.until(lambda: key in site.made)
     if is_read:
         name_holder()
@@ -391,10 +385,7 @@ async def test_a_durable_snapshot_is_of_one_moment_though_its_parts_are_made_whi
     recovery, attempts = Recovery(site, numbers), site.deployment.attempts
     counts = [attempt(1, 0), attempt(1, 1)]
     await site.until(lambda: all(attempts[key].task.counters.records_in > 1_000 for key in counts))
-    message = WriteState(term=1, job="j1", savepoint=1, barrier=1, folder="/s", goes_on=True)
-    for there in attempts.values():
-        assert there.paths.pause.save(message)
-        there.paths.bell.ring()
+    site.pass_barrier()
     await site.until(lambda: site.made.keys() >= {*counts})
     rows = sum(each.position for index in (0, 1) for each in site.saved[attempt(0, index)].positions)
     made = [part.batch for key in counts for parts in site.made[key].parts.values() for part in parts]
@@ -422,10 +413,7 @@ async def test_a_durable_snapshot_does_not_wait_for_a_local_one_under_way(
     while [True, False] not in rests:
         number += 1
         assert number < 100
-        message = WriteState(term=1, job="j1", savepoint=number, barrier=number, folder="/s", goes_on=True)
-        for there in site.deployment.attempts.values():
-            assert there.paths.pause.save(message)
-            there.paths.bell.ring()
+        site.pass_barrier(number)
         await site.until(lambda: count in site.made)
         site.made.clear()
     recovery.close()

@@ -477,10 +477,7 @@ async def test_state_is_taken_at_a_barrier_that_passes_and_written_while_rows_go
     tasks = site.deploy(numbers, parallelism=2)
     attempts, counts = site.deployment.attempts, [attempt(1, 0), attempt(1, 1)]
     await site.until(lambda: all(attempts[key].task.counters.records_in > 10_000 for key in counts))
-    message = WriteState(term=1, job="j1", savepoint=1, barrier=1, folder="/s", goes_on=True)
-    for there in attempts.values():
-        assert there.paths.pause.save(message)
-        there.paths.bell.ring()
+    site.pass_barrier()
     await site.until(lambda: site.made.keys() >= {*counts})
     rows = sum(each.position for index in (0, 1) for each in site.saved[attempt(0, index)].positions)
     made = [part.batch for key in counts for parts in site.made[key].parts.values() for part in parts]
