@@ -366,7 +366,8 @@ class KeyedState:
                 an earlier call has yet to make parts are copied for it, and its parts of columns are made.
 
         Raises:
-            UnserializableRecord: (with each part) an exchange would not take a value.
+            UnserializableRecord: (with each part) an exchange would not take a value, or it would come back
+                as another type.
         """
         stores = {namespace: store.freeze() for namespace, store in self._stores.items()}
         touched = None if self._touched is None else self._touched.copy()
@@ -388,7 +389,7 @@ class KeyedState:
     ) -> Iterator[StatePart]:
         number = 0
         for namespaces, keys, values in _entries(stores, most):
-            columns = {"namespace": pa.array(namespaces, pa.int64()), "value": as_column(values)}
+            columns = {"namespace": pa.array(namespaces, pa.int64()), "value": as_column(values, alike=True)}
             if touched is not None:
                 columns["touched"] = pa.array([touched[form] + stood for form in canonical_rows(keys)])
             yield by_rows(self._name, keys, **_numbers(number, keys), **columns)

@@ -157,9 +157,9 @@ def unpacked(column: pa.Array) -> list[Any]:
     return [unpack_rows(value)[0] for value in column.to_pylist()]
 
 
-def as_column(values: Sequence[Any]) -> pa.Array:
+def as_column(values: Sequence[Any], *, alike: bool = False) -> pa.Array:
     """Values that :func:`from_column` gives back: of their own type if all are float, int of 64 bits or str,
-    else packed. Raises UnserializableRecord as :func:`packed` does."""
+    else packed; ``alike`` as in ``pack_each``. Raises UnserializableRecord as that does."""
     kinds = set(map(type, values))
     kind = _OWN_TYPES.get(kinds.pop()) if len(kinds) == 1 else None
     if kind is not None:
@@ -167,7 +167,7 @@ def as_column(values: Sequence[Any]) -> pa.Array:
             return pa.array(values, kind)
         except (OverflowError, UnicodeEncodeError, pa.ArrowInvalid):  # too long, or half of a character
             pass
-    return packed(values)
+    return pa.array(pack_each(values, alike=alike), pa.large_binary())
 
 
 def from_column(column: pa.Array) -> list[Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from minishuffle.exchange.rows import (
     pack_keyed_rows,
     pack_result,
     pack_rows,
+    preview,
     unpack_keyed_rows,
     unpack_result,
     unpack_rows,
@@ -135,6 +137,26 @@ def test_each_value_is_packed_alone(values: list[Any]) -> None:
 def test_a_value_that_cannot_be_packed_is_named() -> None:
     with pytest.raises(UnserializableRecord, match="it holds a"):
         pack_each(["ada", {1}])
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (Counter("ab"), "Counter, which would be of type dict after a restart: keep a plain dict there"),
+        ({"a": [Point(1, [])]}, "Point, which would be of type tuple"),
+        ((1, Tags([1])), "Tags, which would be of type list"),
+        ({"phase": HTTPStatus.OK}, "HTTPStatus, which would be of type int"),
+        ([bytearray(b"x")], "bytearray, which would be of type bytes"),
+        (pd.Timestamp("2026-01-01"), "Timestamp, which would be of type datetime"),
+    ],
+)
+@pytest.mark.parametrize("among", [[], [1, {"a": (1, [2])}]])
+def test_what_would_come_back_as_another_type_can_be_refused(value: Any, what: str, among: list[Any]) -> None:
+    assert len(pack_each([*among, value])) == len(among) + 1
+    with pytest.raises(UnserializableRecord, match=f"{re.escape(preview(value))} holds a {what}"):
+        pack_each([*among, value], alike=True)
+    plain = [*among, {"a": [1, (2.5, None)]}, np.float64(0.5), date(2026, 1, 1), True]
+    assert pack_each(plain, alike=True) == pack_each(plain)
 
 
 @given(st.lists(st.tuples(st.integers()), min_size=60, max_size=60), st.integers(0, 59), NESTED)

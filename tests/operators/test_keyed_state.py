@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from datetime import date
 from decimal import Decimal
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from minishuffle.errors import UnserializableRecord
 from minishuffle.exchange.keys import canonical, destination, stable_hash
 from minishuffle.operators import column_store, keyed_state, row_store
 from minishuffle.operators.aggregates import outputs_of
@@ -392,6 +394,15 @@ def test_numbers_are_written_as_numbers_and_come_back_as_what_they_are(
     assert part.batch.schema.field("value").type == kind
     assert part.batch.schema.names == ["hash", "key", "order", "namespace", "value"]
     assert listed(again([part])) == listed(state)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_values_that_would_be_read_as_others_are_not_written(frozen: bool) -> None:
+    state = KeyedState()
+    held, places, _ = state.take(["a"])
+    held[places[0]] = Counter({"x": 1})
+    with pytest.raises(UnserializableRecord, match="holds a Counter, which would be of type dict"):
+        list(state.write(frozen=frozen))
 
 
 def test_several_states_of_an_operator_read_their_own_parts() -> None:
