@@ -48,17 +48,30 @@ def _secret(session: Session) -> bytes:
     return read_secret(session.secret_path()) if session.secret_path().exists() else b""
 
 
+def _is_place(given: str) -> bool:
+    return "://" in given or "/" in given or Path(given).exists()
+
+
+def _folder_named(session: Session, given: str) -> str:
+    """The path or URI of a snapshot, which may be given by its name in the cluster's ``snapshot_dir``, as
+    ``state list`` shows it."""
+    named = None if _is_place(given) else folder_at(session.snapshot_dir()).child(given)
+    return named.where if named is not None and named.entries() else given
+
+
 def _place(session: Session, given: str, *, trust: bool) -> str:
-    """The path or URI of a snapshot, which may be given by the id of its job: the newest whole one then."""
+    """The path or URI of a snapshot, which may be given by its name, or by the id of its job: the newest whole
+    one then."""
     directory = folder_at(session.snapshot_dir())
-    if "://" in given or "/" in given or Path(given).exists():
-        return given
+    place = _folder_named(session, given)
+    if _is_place(place):
+        return place
     try:
         folder, _, passed = newest_whole(directory, _secret(session), job=given, trust=trust)
     except UnknownName:
         raise UnknownName(
-            f"there is no directory {given}, and no snapshot of a job {given} in {directory.where}: "
-            "name the folder of a snapshot"
+            f"there is no directory {given}, and no snapshot {given} or of a job {given} in "
+            f"{directory.where}: 'minishuffle state list' shows those there"
         ) from None
     _tell_passed(passed)
     return folder.where
@@ -123,6 +136,7 @@ def list_states(context: click.Context, path: str | None, trust: bool, as_json: 
     for each in listed:
         if each.problem:
             echo(f"{each.folder.name()}: {each.problem}")
+    echo(f"in {directory.where}")
 
 
 def _state_of(each: Listed) -> str:
@@ -169,7 +183,8 @@ def show_state(
 ) -> None:
     """Show which operators have state in a snapshot, or the state of one as a table.
 
-    SNAPSHOT is its folder or URI, a directory of snapshots for the newest in it, or the id of a job.
+    SNAPSHOT is its folder or URI, its name in the list, a directory of snapshots for the newest in it, or the
+    id of a job.
     """
     from minishuffle.snapshots.savedstate import open_snapshot
     from minishuffle.snapshots.statetable import SavedState  # They need pyarrow, and other commands do not.
@@ -271,11 +286,12 @@ def keys_meant(text: str) -> list[Any]:
 def remove_state(context: click.Context, path: str, keep: int | None, force: bool, as_json: bool) -> None:
     """Remove a snapshot, or with --keep those of a directory that are not the newest of their job.
 
-    The last snapshot of a job whose files have all their checksums is refused without --force.
+    PATH is its folder or URI, or its name in the list. The last snapshot of a job whose files have all their checksums is refused without --force.
     """
-    secret = _secret(session_of(context))
+    session = session_of(context)
+    secret = _secret(session)
     if keep is None:
-        folders = [_removable(path, secret, force=force)]
+        folders = [_removable(_folder_named(session, path), secret, force=force)]
     else:
         listed = list_snapshots(folder_at(path), secret, trust=True)
         found = expendable(listed, keep, time.time())

@@ -59,6 +59,7 @@ def test_the_snapshots_of_a_directory_are_listed(directory: Path, run: Run) -> N
         ["new", "unfinished", "-", "-", "-"],
     ]
     assert lines[5].startswith(f"s1: there is no {directory}/s1/1-0-1.state")
+    assert lines[6] == f"in {directory}"
     found = printed(run("state", "list", str(directory), "--json"))
     assert found["directory"] == str(directory)
     whole = found["snapshots"][1]
@@ -90,7 +91,7 @@ def test_another_secret_takes_trust(directory: Path, own_state: Path, run: Run) 
     assert run("state", "show", str(directory / "s2"), "--trust-snapshot").exit_code == 0
 
 
-@pytest.mark.parametrize("place", ["{}/s2", "{}", "j1"])
+@pytest.mark.parametrize("place", ["{}/s2", "{}", "j1", "s2"])
 def test_the_operators_of_a_snapshot_are_shown(place: str, directory: Path, run: Run) -> None:
     lines = run("state", "show", place.format(directory)).stdout.splitlines()
     assert lines[0].startswith("savepoint 2 of job j1 (words), taken ")
@@ -126,7 +127,7 @@ def test_a_newer_broken_snapshot_is_passed_over(directory: Path, run: Run) -> No
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("show", "j9"), "there is no directory j9, and no snapshot of a job j9 in"),
+        (("show", "j9"), "there is no directory j9, and no snapshot j9 or of a job j9 in"),
         (("show", "{}/s1", "--key", "a"), "--part and --key are of an operator: name it with --operator"),
         (("show", "{}/s1", "--operator", "cuont"), "has no operator 'cuont': did you mean 'count'?"),
         (("rm", "{}"), "is no snapshot: 'minishuffle state list' shows those of a directory"),
@@ -142,7 +143,7 @@ def test_what_cannot_be_is_refused(arguments: tuple[str, ...], why: str, directo
 
 
 def test_a_snapshot_is_removed_while_another_whole_one_stays(directory: Path, run: Run) -> None:
-    assert run("state", "rm", str(directory / "s2")).stdout == f"removed {directory}/s2\n"
+    assert run("state", "rm", "s2").stdout == f"removed {directory}/s2\n"
     assert run("state", "rm", str(directory / "s1")).exit_code == 2
     assert printed(run("state", "rm", str(directory / "s1"), "--force", "--json"))["removed"] == [
         f"{directory}/s1"
