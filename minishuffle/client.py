@@ -35,6 +35,7 @@ from minishuffle.ids import Address
 from minishuffle.notebook import LIVE_SECONDS, job_html, live_table
 from minishuffle.observe.leftout import left_out, left_out_texts
 from minishuffle.releases import releases_here
+from minishuffle.snapshots.storage import place_for_all
 from minishuffle.transport.control import BlockingControlClient
 from minishuffle.transport.credentials import Credentials
 from minishuffle.wire.clients import DescribeStream, EndStream, StreamInfo
@@ -522,17 +523,11 @@ def _first_failure(events: Iterable[JobEvent]) -> str:
     return "the first after: unknown"
 
 
-def _absolute(where: str | Path) -> str:
-    """The path as other processes find it; a URI, or nothing, as it is."""
-    text = str(where)
-    return text if not text or "://" in text else str(Path(text).expanduser().absolute())
-
-
 def _restored_from(where: str | Path, *, given: bool) -> str:
     """``given``: something is said of the savepoint."""
     if given and not where:
         raise UsageError("drop_state and trust_snapshot go with restore_from, the folder of a savepoint")
-    return _absolute(where)
+    return place_for_all(where)
 
 
 def new_submission() -> str:
@@ -756,7 +751,7 @@ class Client:
     def savepoint(self, job: str, *, stop: bool = False, into: str | Path = "") -> SavepointInfo:
         """See :meth:`JobHandle.savepoint`."""
         token = new_submission()
-        request = SaveJob(job=job, token=token, directory=_absolute(into), stop=stop)
+        request = SaveJob(job=job, token=token, directory=place_for_all(into), stop=stop)
         self._repeated(request, Accepted)
         while True:
             wait = WaitSavepoint(job=job, wait_seconds=LONG_POLL_SECONDS)

@@ -295,6 +295,8 @@ class CoordinatorPlace(NamedTuple):
     """It has ended without an order to end the cluster: workers and jobs wait for the next one."""
     tls: TlsFiles | None = None
     """What it uses, which whoever finds it by this uses too, unless told otherwise."""
+    snapshot_dir: str = ""
+    """Its setting, as an absolute path or a URI; empty: ``snapshots`` in its state directory."""
 
 
 def write_coordinator(state_dir: Path, place: CoordinatorPlace) -> None:
@@ -311,6 +313,8 @@ def write_coordinator(state_dir: Path, place: CoordinatorPlace) -> None:
             found["handed_over"] = True
         if place.tls is not None:
             found["tls"] = place.tls._asdict()
+        if place.snapshot_dir:
+            found["snapshot_dir"] = place.snapshot_dir
         new.write_text(json.dumps(found) + "\n")
         new.replace(path)
     except OSError as error:
@@ -326,7 +330,8 @@ def read_coordinator(state_dir: Path) -> CoordinatorPlace | None:
         address = Address.parse(str(found["coordinator"]))
         files = found.get("tls")
         tls = None if files is None else TlsFiles(**files)
-        return CoordinatorPlace(address, int(found["term"]), found.get("handed_over") is True, tls)
+        snapshots = str(found.get("snapshot_dir", ""))
+        return CoordinatorPlace(address, int(found["term"]), found.get("handed_over") is True, tls, snapshots)
     except (OSError, ValueError, TypeError, KeyError, UsageError):
         return None
 

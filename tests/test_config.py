@@ -272,10 +272,10 @@ def test_the_last_coordinator_is_found_and_forgets_only_itself(tmp_path: Path) -
     forget_coordinator(tmp_path, 1)
     assert read_coordinator(tmp_path) == second
     write_coordinator(tmp_path, second._replace(handed_over=True))
-    assert read_coordinator(tmp_path) == (second.address, 2, True, None)
+    assert read_coordinator(tmp_path) == (second.address, 2, True, None, "")
     files = TlsFiles("/certificate", "/key", "/ca")
-    write_coordinator(tmp_path, second._replace(tls=files))
-    assert read_coordinator(tmp_path) == (second.address, 2, False, files)
+    write_coordinator(tmp_path, second._replace(tls=files, snapshot_dir="/snapshots"))
+    assert read_coordinator(tmp_path) == (second.address, 2, False, files, "/snapshots")
     nothing = (None, None, None)
     assert tls_files_of(nothing, tmp_path) == tls_files_of(nothing, tmp_path, second.address) == files
     assert tls_files_of(nothing, tmp_path, first.address) is None

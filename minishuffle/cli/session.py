@@ -100,8 +100,11 @@ class Session:
         return path
 
     def snapshot_dir(self) -> str:
-        """Where snapshots of this cluster are, unless the coordinator was started with another setting."""
-        return checked_settings(None).snapshot_dir or str(self.directory() / "snapshots")
+        """Where snapshots of this cluster are: as the environment says, else as its coordinator does while it
+        is there, else in the state directory."""
+        place = read_coordinator(self.directory())
+        found = checked_settings(None).snapshot_dir or (place.snapshot_dir if place is not None else "")
+        return found or str(self.directory() / "snapshots")
 
     def flags(self) -> str:
         """The global options that find this cluster again, with a blank in front."""

@@ -58,6 +58,7 @@ from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, error_from_code
 from minishuffle.ids import Address, Changes, RecordKey
+from minishuffle.snapshots.storage import place_for_all
 from minishuffle.transport.addresses import cannot_listen
 from minishuffle.transport.admission import RefusalLog
 from minishuffle.transport.control import ControlLink, ControlServer
@@ -178,7 +179,7 @@ class Coordinator:
             wall_offset=self._clock.read(time.time(), now) - now,
             identity=identity,
             workers_anew=workers_anew,
-            snapshot_dir=settings.snapshot_dir or _snapshots_in(state_dir),
+            snapshot_dir=place_for_all(settings.snapshot_dir) or _snapshots_in(state_dir),
         )
         self._folders = SnapshotFolders()
         self._state = CoordinatorState(settings, facts, journal.records, random.random, now)
@@ -640,10 +641,13 @@ async def _serve(
     return True
 
 
-def _found_by(tls: Credentials | None) -> TlsFiles | None:
-    """The TLS files, as absolute paths, for other processes of this machine."""
+def _place(
+    address: Address, term: int, tls: Credentials | None, settings: ClusterSettings
+) -> CoordinatorPlace:
+    """Where it is, for other processes of this machine: all paths are absolute."""
     files = tls.files if tls is not None else None
-    return None if files is None else TlsFiles(*map(os.path.abspath, files))
+    found_by = None if files is None else TlsFiles(*map(os.path.abspath, files))
+    return CoordinatorPlace(address, term, tls=found_by, snapshot_dir=place_for_all(settings.snapshot_dir))
 
 
 async def run_coordinator(
@@ -695,7 +699,7 @@ async def run_coordinator(
             listening = await coordinator.listen(host, port, secret, tls)
             server = await web(coordinator, web_port)
             coordinator.web_started(server.port)
-            place = CoordinatorPlace(Address(host, listening), journal.term, tls=_found_by(tls))
+            place = _place(Address(host, listening), journal.term, tls, settings)
             write_coordinator(state_dir, place)
             ready({"port": listening, "web_port": server.port, "term": journal.term})
             if await _serve(coordinator, stop, leave, settings.task_cancel_timeout + STOP_SECONDS_MAX):

@@ -19,7 +19,16 @@ from minishuffle.errors import StorageUnavailable, UnreadableSnapshot, UsageErro
 from minishuffle.limits import STORE_SECONDS_MAX, STORE_TRIES
 from minishuffle.snapshots.sealedmanifest import MANIFEST
 
-__all__ = ["Entry", "Folder", "OpenFile", "folder_at", "folder_above", "place_below", "without_credentials"]
+__all__ = [
+    "Entry",
+    "Folder",
+    "OpenFile",
+    "folder_at",
+    "folder_above",
+    "place_below",
+    "place_for_all",
+    "without_credentials",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,13 @@ def _absolute(path: str | Path) -> Path:
         return Path(os.path.abspath(Path(path).expanduser()))
     except RuntimeError as error:
         raise UsageError(f"{path} cannot be the path of a directory: {error}") from error
+
+
+def place_for_all(where: str | Path) -> str:
+    """A path as other processes of this machine find it; a URI, or nothing, as it is. Raises UsageError as
+    :func:`folder_at`."""
+    text = str(where)
+    return text if not text or "://" in text else str(_absolute(text))
 
 
 def place_below(where: str, name: str) -> str:

@@ -17,6 +17,8 @@ from click.testing import Result
 
 from minishuffle.cli.session import Session
 from minishuffle.cli.statefolders import keys_meant, snapshot_use
+from minishuffle.config import CoordinatorPlace, write_coordinator
+from minishuffle.ids import Address
 from minishuffle.limits import UNFINISHED_SNAPSHOT_SECONDS
 from minishuffle.snapshots.storage import folder_at
 from support.savedjobs import SECRET, save
@@ -74,6 +76,17 @@ def test_the_setting_says_where_they_are(
     monkeypatch.setenv("MINISHUFFLE_SNAPSHOT_DIR", str(tmp_path))
     assert [each["number"] for each in printed(run("state", "list", "--json"))["snapshots"]] == [2]
     assert run("state", "show", "j1").stdout.startswith("savepoint 2 of job j1")
+
+
+def test_the_coordinator_says_where_they_are(
+    directory: Path, own_state: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (directory / "s2").rename(tmp_path / "s2")
+    place = CoordinatorPlace(Address("127.0.0.1", 80), 1, snapshot_dir=str(tmp_path))
+    write_coordinator(own_state, place)
+    assert [each["number"] for each in printed(run("state", "list", "--json"))["snapshots"]] == [2]
+    monkeypatch.setenv("MINISHUFFLE_SNAPSHOT_DIR", str(directory))
+    assert len(printed(run("state", "list", "--json"))["snapshots"]) == 3
 
 
 def test_an_empty_directory_says_so(tmp_path: Path, run: Run) -> None:

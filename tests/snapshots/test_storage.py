@@ -8,7 +8,7 @@ import pytest
 
 from minishuffle.errors import StorageUnavailable, UnreadableSnapshot, UsageError
 from minishuffle.snapshots.sealedmanifest import MANIFEST
-from minishuffle.snapshots.storage import folder_above, folder_at, place_below
+from minishuffle.snapshots.storage import folder_above, folder_at, place_below, place_for_all
 
 
 def test_files_are_written_listed_read_and_removed(tmp_path: Path) -> None:
@@ -114,3 +114,9 @@ def test_a_directory_that_refuses_is_named(tmp_path: Path) -> None:
     ):
         (tmp_path / "s").mkdir()
         folder_at(tmp_path).read("s")
+
+
+def test_a_place_is_one_for_other_processes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert place_for_all("saved") == place_for_all(tmp_path / "saved") == f"{tmp_path}/saved"
+    assert [place_for_all(each) for each in ("", "s3://bucket/saved")] == ["", "s3://bucket/saved"]
