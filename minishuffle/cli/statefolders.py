@@ -60,8 +60,8 @@ def _folder_named(session: Session, given: str) -> str:
 
 
 def _place(session: Session, given: str, *, trust: bool) -> str:
-    """The path or URI of a snapshot, which may be given by its name, or by the id of its job: the newest whole
-    one then."""
+    """The path or URI of a snapshot, which may be given by its name, or by the id of its job: the newest
+    whole one then."""
     directory = folder_at(session.snapshot_dir())
     place = _folder_named(session, given)
     if _is_place(place):
@@ -286,7 +286,8 @@ def keys_meant(text: str) -> list[Any]:
 def remove_state(context: click.Context, path: str, keep: int | None, force: bool, as_json: bool) -> None:
     """Remove a snapshot, or with --keep those of a directory that are not the newest of their job.
 
-    PATH is its folder or URI, or its name in the list. The last snapshot of a job whose files have all their checksums is refused without --force.
+    PATH is its folder or URI, or its name in the list. The last snapshot of a job whose files have all their
+    checksums is refused without --force.
     """
     session = session_of(context)
     secret = _secret(session)

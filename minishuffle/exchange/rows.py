@@ -238,9 +238,7 @@ def _form_of(rows: Sequence[Any]) -> int:
 def _are_flat(rows: Sequence[Any]) -> bool:
     """Whether they are scalars, or tuples of such."""
     outer = set(map(type, rows))
-    return outer <= SCALARS or (
-        outer == {tuple} and SCALARS.issuperset(map(type, chain.from_iterable(rows)))
-    )
+    return outer <= SCALARS or (outer == {tuple} and SCALARS.issuperset(map(type, chain.from_iterable(rows))))
 
 
 def _types_in(rows: Sequence[Any]) -> list[set[type]]:
