@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,14 @@ from minishuffle.cli.completion import complete_job, complete_set, complete_spec
 from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
 from minishuffle.cli.terminal import echo, with_number
 from minishuffle.client import Client, JobHandle, JobResult, loss_text, new_submission, results_of
-from minishuffle.errors import RowsLost, ShuffleError, TaskFailed, UsageError, counted
+from minishuffle.errors import (
+    RowsLost,
+    ShuffleError,
+    TaskFailed,
+    UnknownName,
+    UsageError,
+    counted,
+)
 from minishuffle.limits import PARALLELISM_MAX
 from minishuffle.observe.leftout import left_out, left_out_texts
 from minishuffle.plan.graph import JobSettings
@@ -162,6 +170,7 @@ def _parted(job: Job, given: tuple[str, ...]) -> tuple[tuple[str, ...], JobSetti
 
     Raises:
         UsageError: a value of a setting does not fit.
+        UnknownName: what is neither is nearly the name of a setting.
     """
     own = {parameter.name for parameter in job.parameters}
     parameters, values = [], {}
@@ -170,6 +179,11 @@ def _parted(job: Job, given: tuple[str, ...]) -> tuple[tuple[str, ...], JobSetti
         if equals and key in JobSettings.model_fields and key not in own:
             values[key] = text
         else:
+            near = get_close_matches(key, [*own, *JobSettings.model_fields], 1)
+            if near and near[0] not in own:
+                raise UnknownName(
+                    f"--set {key}: there is no such parameter or setting; did you mean {near[0]!r}?"
+                )
             parameters.append(setting)
     try:
         return tuple(parameters), JobSettings.model_validate(values)

@@ -76,6 +76,8 @@ def test_describe_needs_no_cluster_and_checks_settings(run: Run) -> None:
         ),
         (["keyby", "--set", "keys=-3"], "--set keys=-3: Input should be greater than or equal to 1"),
         (["keyby", "--set", "speed=1"], "--set speed: there is no such parameter"),
+        (["keyby", "--set", "guarante=loss"], "no such parameter or setting; did you mean 'guarantee'?"),
+        (["keyby", "--set", "snapshot_intervall=2"], "did you mean 'snapshot_interval'?"),
         (
             ["keyby", "--set", "buffer_timeout=soon"],
             "--set buffer_timeout=soon: Input should be 'adaptive', or Input should be a valid number",
