@@ -118,4 +118,9 @@ def read_manifest(message: SubmitJob, secret: bytes) -> SnapshotManifest:
                 f"{folder.where} is no snapshot, but a directory of some: give the path of one, the last "
                 f"is {names[-1]}; 'minishuffle state list' shows them"
             ) from None
+        if not folder.entries():
+            raise UnreadableSnapshot(
+                f"there is no savepoint {folder.where}: give the path that 'minishuffle jobs savepoint' has "
+                "printed; 'minishuffle state list' shows those of a directory"
+            ) from None
         raise

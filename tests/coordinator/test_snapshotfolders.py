@@ -57,6 +57,11 @@ def test_a_directory_of_snapshots_is_no_snapshot_and_its_last_one_is_named(tmp_p
         read_manifest(submitted(tmp_path), SECRET)
 
 
+def test_what_is_not_there_is_no_file_that_was_removed(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableSnapshot, match=f"there is no savepoint {tmp_path}/j1: give the path that"):
+        read_manifest(submitted(tmp_path / "j1"), SECRET)
+
+
 def test_what_failed_is_removed_and_nothing_there_is_no_error(tmp_path: Path) -> None:
     where = tmp_path / "j1-savepoint-1"
     discard = FolderWork("j1", 1, str(where), "discard")
