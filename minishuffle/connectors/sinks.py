@@ -177,11 +177,15 @@ class UserSink(ChainedOperator):
         self._is_held = False
         """It prepares for snapshots."""
 
+    @property
+    def keeps_in_process(self) -> bool:
+        return bool(getattr(self.sink, "result_only", True)) and not (self._flushes or self._commits)
+
     def open(self, context: TaskContext) -> None:
         super().open(context)
         self._is_result_only = self._commits or bool(getattr(self.sink, "result_only", True))
         self._is_held = context.files is not None and context.files.held
-        if self._is_held and self._is_result_only and not (self._flushes or self._commits):
+        if self._is_held and self.keeps_in_process:
             raise UsageError(
                 f"{self.name} keeps the rows that it takes in the process, and its job is to lose none: give "
                 "it flush(), or prepare() and commit(prepared), or result_only = False if they are outside "

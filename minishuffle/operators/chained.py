@@ -61,6 +61,11 @@ class ChainedOperator:
     reports = False
     only_reads = False
 
+    @property
+    def keeps_in_process(self) -> bool:
+        """(Of a sink.) What it has taken is nowhere else until its task ends, and in no snapshot."""
+        return False
+
     def open(self, context: TaskContext) -> None:
         self.context = context
 

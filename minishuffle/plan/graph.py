@@ -188,6 +188,8 @@ class Vertex(BaseModel):
     sink_schema: bytes = b""
     collects: str = ""
     """The name of a sink whose rows the client gets."""
+    keeps: str = ""
+    """The name of a sink that keeps rows in its process alone, until its task ends."""
     states: Annotated[list[StatefulOperator], FailFast()] = Field(default_factory=list)
     """Those among its operators."""
 

@@ -57,6 +57,12 @@ def _of_vertices(graph: JobGraph) -> Iterator[str]:
                 f"for the results that {vertex.sink!r} keeps for other programs until the job ends: they are "
                 'lost with their worker. Write them with to_files, or use guarantee="loss"'
             )
+        if vertex.keeps:
+            yield (
+                f"for the rows that the sink {vertex.keeps!r} keeps in its process: give it flush(), or "
+                "prepare() and commit(prepared), or result_only = False if they are outside once write "
+                "returns"
+            )
 
 
 def _of_acknowledging(graph: JobGraph, vertex: Vertex) -> Iterator[str]:

@@ -432,6 +432,7 @@ def _vertex(chain: _Chain) -> Vertex:
         stream_schema=stream.schema_message if stream else b"",
         sink_schema=kept.schema_message if kept else b"",
         collects=sink.collects if sink else "",
+        keeps=sink.name if sink and sink.sink.keeps_in_process else "",
         states=chain.states(),
     )
 

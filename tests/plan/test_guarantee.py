@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minishuffle import Stream
+from minishuffle import Stream, TaskContext
 from minishuffle.bench.numbered import Numbered
 from minishuffle.errors import InvalidGraph
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
@@ -57,6 +57,7 @@ QUEUE = {**ENDLESS, "replayable": False, "acknowledges": True}
         ({"read": {"acknowledges": True}}, "for the source of 'read', which may end before"),
         ({"read": QUEUE, "durable_interval": 0}, "for the source of 'read', .* are none: durable_interval"),
         ({"write": {"sink": "answers"}}, "for the results that 'answers' keeps"),
+        ({"write": {"keeps": "Largest"}}, r"for the rows that the sink 'Largest' keeps .* give it flush\(\)"),
         ({"kind": "blocking", "also": ENDLESS}, "for the blocking exchange read => write"),
     ],
 )
@@ -65,6 +66,35 @@ def test_what_a_guarantee_cannot_be_kept_with_is_refused(fields: dict[str, Any],
         check_guarantee(graph(**fields))
     if "also" not in fields:
         check_guarantee(graph(**{**fields, "guarantee": "loss"}))
+
+
+class Largest:
+    def open(self, context: TaskContext) -> None:
+        self.best = 0
+
+    def write(self, batch: list[int]) -> None:
+        self.best = max([self.best, *batch])
+
+    def close(self) -> int:
+        return self.best
+
+
+class Flushing(Largest):
+    def flush(self) -> None:
+        """Sends the rows."""
+
+
+class Outside(Largest):
+    result_only = False
+
+
+def test_a_sink_of_ones_own_that_keeps_rows_is_refused_before_it_runs() -> None:
+    settings = JobSettings(guarantee="at_least_once")
+    for sink in (Flushing(), Outside()):
+        compile_job(Stream.items([1]).to(sink), settings=settings)
+    with pytest.raises(InvalidGraph, match="for the rows that the sink 'Largest' keeps in its process"):
+        compile_job(Stream.items([1]).to(Largest()), settings=settings)
+    compile_job(Stream.items([1]).to(Largest()))
 
 
 @pytest.mark.parametrize(
