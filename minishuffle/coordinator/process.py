@@ -459,7 +459,7 @@ class Coordinator:
             case LookForHost(look):
                 self._in_background(self._look_for_host(look), "look for a host")
             case WorkInFolder(work):
-                self._in_background(self._work_in_folder(work), f"{work.work} {work.folder}")
+                self._in_background(self._work_in_folder(work), f"{work.work} {work.job} {work.savepoint}")
             case ReadSnapshot():
                 self._in_background(self._read_snapshot(instruction), "read a snapshot")
             case Stopped():

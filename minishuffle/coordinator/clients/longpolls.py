@@ -79,5 +79,10 @@ def _reply(message: PollRequest, job: Job) -> ControlMessage:
             return job.rows_after(after)
         case WaitJob():
             return job.info(job.ended_at, results=True)
-        case WaitPause() | WaitSavepoint():
+        case WaitPause():
             return job.info(results=False, tasks=False)
+        case WaitSavepoint():
+            info = job.info(results=False, tasks=False)
+            # Whoever takes one is to have a job go on from it: others see it without the key of its store.
+            saved = info.savepoint.model_copy(update={"path": job.savepoint.folder})
+            return info.model_copy(update={"savepoint": saved})

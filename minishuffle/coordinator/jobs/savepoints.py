@@ -413,7 +413,7 @@ class JobSavepoint(SavepointRecord):
             number=self.number,
             token=self.token,
             phase=self.phase,
-            path=self.folder,
+            path=self.where,
             problem=self.problem,
             bytes=self.bytes,
             seconds=self.seconds,

@@ -106,8 +106,9 @@ def _folder(path: str) -> Folder:
 
 def _problem_with(message: CheckFolder) -> str:
     """(Disk thread.) Why the file is not there; empty: it is."""
-    content = _folder(message.folder).read(message.file)
-    return "" if content == message.content.encode() else f"{message.folder} has another {message.file}"
+    folder = _folder(message.folder)
+    content = folder.read(message.file)
+    return "" if content == message.content.encode() else f"{folder.where} has another {message.file}"
 
 
 def _write(path: str, attempt: AttemptId, taken: TaskStateSnapshot) -> WrittenState:

@@ -391,3 +391,14 @@ def test_events_show_no_key_of_an_object_store(
     cluster.advance(cluster.settings.savepoint_timeout + 1.0)
     texts = [event.text for event in cluster.request(GetEvents(job=job)).events]
     assert any("into s3://bucket/saved/" in text for text in texts) and "word@" not in "".join(texts)
+
+
+def test_only_who_takes_one_sees_the_key_of_its_store(
+    cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork]
+) -> None:
+    """The page and ``jobs show`` show its place to whoever may read them."""
+    cluster.request(SaveJob(job=job, token="t", directory="s3://key:word@bucket/s?region=here"))
+    taken = cluster.request(WaitSavepoint(job=job, wait_seconds=0.0))
+    assert work[-1].folder == taken.savepoint.path
+    assert taken.savepoint.path.startswith("s3://key:word@bucket/s/j1-") and "?region" in work[-1].folder
+    assert cluster.show(job).savepoint.path == work[-1].folder.replace("key:word@", "").partition("?")[0]

@@ -25,6 +25,7 @@ from minishuffle.snapshots.sealedmanifest import SavedOperator, SavedTask, Writt
 from minishuffle.snapshots.storage import folder_at
 from minishuffle.wire.messages import CheckFolder, Restoration, WriteState
 from minishuffle.wire.packed import SplitPosition, unpack_positions
+from minishuffle.worker.tasks import statewriter
 from minishuffle.worker.tasks.statewriter import StateWriter, restoring
 from support.batches import as_batch, collecting
 from support.reducing import aggregating, counting
@@ -166,3 +167,13 @@ def test_a_chain_goes_on_with_the_state_of_aggregates_that_it_still_has(tmp_path
     out: list[pa.RecordBatch] = []
     after.finish(collecting(out))
     assert [batch.to_pylist() for batch in out] == [[{"k": "a", "most": 3, "total": 5}]]
+
+
+def test_a_folder_that_is_another_is_named_without_the_key_of_its_store(
+    writer: StateWriter, said: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "begun").write_text("others")
+    monkeypatch.setattr(statewriter, "_folder", lambda path: folder_at(tmp_path))
+    where = "s3://key:word@bucket/s"
+    writer.check(CheckFolder(term=1, job="j1", savepoint=3, folder=where, file="begun", content="words"))
+    assert said[0].problem == f"{tmp_path} has another begun"
