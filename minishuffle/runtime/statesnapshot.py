@@ -43,6 +43,8 @@ class TaskStateSnapshot:
     """Poison rows that it has left out, by their place in the search for them."""
     pending: bytes = b""
     """What its sink reports once the snapshot is safe."""
+    again: int = 0
+    """Rows of it and its earlier attempts that had come twice, as they are counted."""
 
     @classmethod
     def share(cls, snapshots: Iterable[TaskStateSnapshot], index: int, parallelism: int) -> TaskStateSnapshot:

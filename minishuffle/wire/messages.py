@@ -372,6 +372,10 @@ class TaskSpec(ControlMessage):
     """An earlier attempt has had its last rows listed, in a job that loses nothing."""
     rows_collected: int = 0
     """Rows of its subtask that the client has, in a job that loses nothing."""
+    rows_listed: int = 0
+    """Rows in listed files of its subtask, or committed, in a job that loses nothing."""
+    rows_again: int = 0
+    """Rows that earlier attempts have counted as coming twice, likewise."""
     first_row: int = 0
     """The number of the first row that it keeps, if it is a sink whose records external clients read."""
     version: int = 0

@@ -192,6 +192,25 @@ class Audit:
                     f"{sorted(more)[:5]} of {edge.source} came again to {edge.target}"
                 )
 
+    def check_counted(self, plan: Plan, again: Counter[int]) -> None:
+        """No more rows are in states twice than operators say that have come ``again``, there or on their
+        way there."""
+        twice = Counter[int]()
+        for edge in plan.graph.edges:
+            target = plan.graph.vertices[edge.target]
+            states = [self.seen[edge.target, index][1] for index in range(target.parallelism)]
+            came = Counter(
+                {row[1:]: times for row, times in sum(states, Counter()).items() if row[0] == edge.source}
+            )
+            more, copies = (came - plan.over(edge)).total(), 1
+            if edge.partitioner == "broadcast":
+                copies = target.parallelism
+            counted = again[edge.target] + copies * twice[edge.source]
+            assert more <= counted, (
+                f"{more} rows of {edge.source} came twice to {edge.target}, and {counted} were counted"
+            )
+            twice[edge.target] += 0 if is_side(edge) else more
+
     def rows_of(self, operator: int) -> int:
         """Rows that its subtasks have received, or sent if they read no others."""
         received = sum(

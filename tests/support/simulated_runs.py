@@ -475,6 +475,11 @@ class Play:
             died = any(worker.host.dead for worker in cluster.workers)  # with what it had counted
             once = frozenset() if info.fallbacks else run.plan.graph.same_rows()
             cluster.audit.check_nothing_lost(run.plan, comes_again=died or info.rows_again > 0, once=once)
+            if not info.fallbacks:
+                again = Counter[int]()
+                for task in info.tasks:
+                    again[task.operator] += task.counters.rows_again
+                cluster.audit.check_counted(run.plan, again)
             books = info.rows_dropped, info.rows_in_flight, info.state_rows_lost
             assert books == ({}, 0, 0), f"the books of a job that loses nothing say {books}"
         if info.fallbacks or not {fault.kind for fault in run.faults}.issubset(ALONE):

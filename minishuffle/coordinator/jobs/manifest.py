@@ -43,6 +43,7 @@ class ManifestRecord(Record):
     committables: tuple[tuple[int, int, bytes], ...] = ()
     complete: tuple[tuple[int, int], ...] = ()
     """Subtasks whose last file is listed."""
+    committed: int = 0
 
 
 class Manifest:
@@ -54,6 +55,8 @@ class Manifest:
     def __init__(self) -> None:
         self.files = 0
         self.rows = 0
+        self.committed = 0
+        """Rows of what was prepared to be committed: in no file."""
         self._kept: deque[ListedFile] = deque(maxlen=limits.JOB_FILES_KEPT)
         self._counts: dict[tuple[int, int], dict[int, int]] = {}
         """Counts of listed files, by operator and index of the subtask, and by attempt."""
@@ -75,6 +78,7 @@ class Manifest:
             self._complete.add((operator, index))
         if file.committable:
             self._committables[operator, index] = file.committable
+            self.committed += file.rows
             return True
         self.files += 1
         self.rows += file.rows
@@ -113,6 +117,7 @@ class Manifest:
             lost=tuple((*key, attempt) for key, attempt in self._lost.items()),
             committables=tuple((*key, given) for key, given in self._committables.items()),
             complete=tuple(self._complete),
+            committed=self.committed,
         )
 
     def kept_above(self, number: int) -> list[tuple[int, ListedFile]]:
@@ -122,7 +127,7 @@ class Manifest:
 
     def recall(self, record: ManifestRecord, files: Iterable[ListedFile]) -> None:
         """Restore from the records; ``files`` are in order."""
-        self.files, self.rows = record.files, record.rows
+        self.files, self.rows, self.committed = record.files, record.rows, record.committed
         self._kept.extend(files)
         self._counts = {(operator, index): counts for operator, index, counts in record.counts}
         self._lost = {(operator, index): attempt for operator, index, attempt in record.lost}

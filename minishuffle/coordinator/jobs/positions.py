@@ -24,6 +24,8 @@ class Resumption(NamedTuple):
     committable: bytes = b""
     files_complete: bool = False
     rows_collected: int = 0
+    rows_listed: int = 0
+    rows_again: int = 0
     state_worker: int = 0
     state_attempt: int = 0
     state_holder: bool = False

@@ -165,20 +165,24 @@ class JobProgress:
         resumption = self.sources.resume(*key, at)
         if task.moved:  # It stood still meanwhile: a source with a rate skips nothing.
             resumption = resumption._replace(positions_age=0.0)
+        again = self.books.totals(task).counters.rows_again
         self.books.close(task, self._subtasks.values())
+        is_guaranteed = self._graph.settings.is_guaranteed
         files, committable = self.manifest.counts(*key), self.manifest.committable(*key)
         return resumption._replace(
             files=files,
             committable=committable,
             files_complete=self.manifest.is_complete(*key),
-            rows_collected=task.collected_end if self._graph.settings.is_guaranteed else 0,
+            rows_collected=task.collected_end if is_guaranteed else 0,
+            rows_listed=task.listed_in_all if is_guaranteed else 0,
+            rows_again=again if is_guaranteed else 0,
             first_row=task.rows_kept,
         )
 
     @property
     def rows_published(self) -> int:
-        """Rows that left the job: in listed files, and collected."""
-        return self.manifest.rows + self.rows_collected
+        """Rows that left the job: in listed files, committed, and collected."""
+        return self.manifest.rows + self.manifest.committed + self.rows_collected
 
     def collected(self, task: Subtask, message: Collected) -> None:
         """Count rows that the client gets."""

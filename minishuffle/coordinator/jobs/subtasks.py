@@ -63,6 +63,8 @@ class Subtask(AttemptRecord):
     """Rows of the attempt that the client has."""
     collected_end: int = 0
     """The greatest number behind a row that the client has, in a job that loses nothing."""
+    listed_before: int = 0
+    """Rows that earlier attempts have had listed, since the job began or went back."""
     state_bytes: int = 0
     """Size of the state that its attempt keeps for the next attempt, since it has moved."""
     starts_over: bool = False
@@ -107,6 +109,7 @@ class Subtask(AttemptRecord):
         self.attempt, self.round, self.resumption = self.attempt + 1, round, resumption
         if self.starts_over or not (self.repeated or self.same_rows):
             self.version, self.version_round = self.attempt, round
+        self.listed_before = self.listed_in_all
         self.worker, self.on_worker, self.end = worker, True, ""
         self.counters, self.traffic, self.result, self.rows_made = TaskCounters(), b"", b"", 0
         self.rows_listed, self.rows_leased, self.passed_on_max, self.repeated = 0, 0, None, ""
@@ -150,6 +153,11 @@ class Subtask(AttemptRecord):
         """The number of rows it has kept, if it is a sink; its next attempt continues the row numbers from
         there."""
         return max(self.resumption.first_row, self.counters.rows_kept, self.announced)
+
+    @property
+    def listed_in_all(self) -> int:
+        """Rows that its attempts have had listed since the job began or went back."""
+        return 0 if self.starts_over else self.listed_before + self.rows_listed
 
     @property
     def state_held(self) -> tuple[int, int] | None:

@@ -35,6 +35,7 @@ class FileReports:
         attempt: the number of this one.
         held: snapshots are taken of the task, and files are held until they are safe.
         is_complete: an earlier attempt has had the last rows listed.
+        rows: that earlier attempts have had listed.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class FileReports:
         attempt: int = 0,
         held: bool = False,
         is_complete: bool = False,
+        rows: int = 0,
     ) -> None:
         self.listed = listed
         """(Written by the loop.) Grows by those that were adopted."""
@@ -57,6 +59,10 @@ class FileReports:
         self.acknowledged = 0
         """Written by the loop."""
         self._secure: Callable[[], None] = lambda: None
+        self.rows_again = 0
+        """Rows of listed files behind the snapshot with which the attempt begins: they come twice."""
+        self._rows = rows
+        """In all files that are complete, listed or not; those of earlier attempts included."""
         self._paths = paths
         self._report = report
         self._attempt = attempt
@@ -73,6 +79,7 @@ class FileReports:
 
     def complete(self, file: CompleteFile) -> None:
         self._complete += 1
+        self._rows += file.rows
         self._unlisted.append(file)
         if not self.held:
             self._paths.post(self._report_first, self._complete, False)
@@ -120,9 +127,9 @@ class FileReports:
         self._covered[number] = self._in_snapshot = self._complete
         own = (replace(file, attempt=self._attempt) for file in tuple(self._unlisted))  # copied in one step
         files = [*self._awaited(), *own]
-        if not files and not self.sink_state:
+        if not (files or self.sink_state or self._rows):
             return b""
-        packed: bytes = msgpack.packb([[astuple(file) for file in files], self.sink_state])
+        packed: bytes = msgpack.packb([[astuple(file) for file in files], self.sink_state, self._rows])
         return packed
 
     @property
@@ -134,11 +141,12 @@ class FileReports:
         """(Before the sink is opened.) Go on with what the snapshot has with which the attempt begins. Behind
         all that the task reads (``is_end``) only rows come again that are listed."""
         self.is_complete = self.is_complete and is_end
-        if pending:
-            files, self.sink_state = msgpack.unpackb(pending)
-            self.adopted = [CompleteFile(*file) for file in files]
-            for file in self._awaited():
-                self._paths.post(self._report, file)
+        files, self.sink_state, covered = msgpack.unpackb(pending) if pending else ([], b"", 0)
+        self.rows_again = 0 if self.is_complete else max(0, self._rows - covered)
+        self._rows = max(self._rows, covered)
+        self.adopted = [CompleteFile(*file) for file in files]
+        for file in self._awaited():
+            self._paths.post(self._report, file)
 
     # --- loop ------------------------------------------------------------------------------------
 

@@ -257,6 +257,7 @@ class Attempt:
             attempt=spec.attempt,
             held=self._takes_snapshots,
             is_complete=spec.files_complete,
+            rows=spec.rows_listed,
         )
 
     def _source_leases(self) -> SourceLeases:
@@ -391,6 +392,7 @@ class Attempt:
             holder=spec.holder,
             is_held=spec.holder <= FIRST_ATTEMPT or spec.state_attempt == spec.holder,
             is_restored=spec.restoration is not None,
+            again=spec.rows_again,
         )
 
     def _snapshot_stream(

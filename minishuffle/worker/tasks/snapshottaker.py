@@ -85,6 +85,7 @@ class SnapshotTaker:
         place: of the task in its job: the number of its vertex, and which part of that is before its subtask.
         is_held: whether it has what the attempt begins with, or there has been no holder.
         is_restored: the task may begin with the state of a savepoint.
+        again: rows that earlier attempts have counted as coming twice.
         clock: seconds, of any origin.
         cpu: for how many seconds the thread that asks has had a processor.
     """
@@ -104,6 +105,7 @@ class SnapshotTaker:
         holder: int,
         is_held: bool,
         is_restored: bool,
+        again: int,
         clock: Callable[[], float],
         cpu: Callable[[], float],
     ) -> None:
@@ -112,6 +114,9 @@ class SnapshotTaker:
         self._parts, self._settings, self._wall, self._clock = parts, settings, wall, clock
         self._cpu, self._place = cpu, place
         self._holder, self._is_held, self._is_restored = holder, is_held, is_restored
+        self._counted_before, self._uncounted = again, 0
+        """Rows that came twice to earlier attempts: as the coordinator knows, and as the snapshot says beyond
+        that."""
         self.writer = SnapshotWriter(make_partition, make_store, self._held, self._holder_changed, holder)
         self._said: deque[tuple[int, Sequence[int]]] = deque()
         """Acknowledgements of the holder, or _NEW_HOLDER; the loop adds, the thread takes."""
@@ -150,6 +155,7 @@ class SnapshotTaker:
 
     def begin(self, begun: TaskStateSnapshot) -> None:
         """(Before the chain is opened.) Go on with the rows of that snapshot, and what its sink reports."""
+        self._uncounted = max(0, begun.again - self._counted_before)
         self._parts.files.restore(begun.pending, is_end=_is_end(begun))
         self._parts.outbox.begin_at(begun.collected)
         self._left_out = begun.left_out
@@ -431,7 +437,16 @@ class SnapshotTaker:
             written=self._written(),
             collected=self._parts.outbox.rows_collected,
             left_out=self._left_out,
+            again=self._counted_before + self.rows_again,
         )
+
+    @property
+    def rows_again(self) -> int:
+        """(Any thread.) Rows of the task that have come twice, and that no earlier attempt has counted. What
+        an attempt counts is in its snapshots: it may die before it has told the coordinator."""
+        spool = self._parts.spool
+        published = self._parts.files.rows_again + (0 if spool is None else spool.rows_again)
+        return self._uncounted + published + sum(gate.rows_again for gate in self._gates)
 
     # --- loop ------------------------------------------------------------------------------------
 

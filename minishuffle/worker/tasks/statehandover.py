@@ -115,6 +115,7 @@ def _pack_counted(snapshot: TaskStateSnapshot) -> bytes:
             snapshot.at,
             list(snapshot.left_out),
             snapshot.pending,
+            snapshot.again,
         ]
     )
     return packed
@@ -122,7 +123,7 @@ def _pack_counted(snapshot: TaskStateSnapshot) -> bytes:
 
 def _unpack_counted(packed: memoryview) -> TaskStateSnapshot:
     counted = msgpack.unpackb(packed, strict_map_key=False)
-    watermark, positions, taken, written, dealt, collected, at, left_out, pending = counted
+    watermark, positions, taken, written, dealt, collected, at, left_out, pending, again = counted
     return TaskStateSnapshot(
         positions=unpack_positions(positions),
         watermark=watermark,
@@ -133,6 +134,7 @@ def _unpack_counted(packed: memoryview) -> TaskStateSnapshot:
         at=at,
         left_out=tuple(left_out),
         pending=pending,
+        again=again,
     )
 
 

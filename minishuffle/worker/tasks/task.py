@@ -216,7 +216,7 @@ class Task:
             user_errors=dict(self.counters.user_errors),
             limits_hit=dict(self.counters.limits_hit),
             rows_dropped=self._rows_dropped(),
-            rows_again=sum(each.rows_again for each in (*self.gates, *([self.spool] if self.spool else ()))),
+            rows_again=self._rows_again(),
             buffers_out=sum(partition.buffers_out() for partition in self.partitions.values()),
             busy_seconds=seconds.busy,
             idle_seconds=seconds.idle,
@@ -237,6 +237,11 @@ class Task:
         self._rows.write_off()
         if self._inputs is not None:
             self._rows.leave(self._inputs.rows_left())
+
+    def _rows_again(self) -> int:
+        if self.snapshots is not None:
+            return self.snapshots.rows_again
+        return sum(each.rows_again for each in (*self.gates, *([self.spool] if self.spool else ())))
 
     def _rows_dropped(self) -> dict[str, int]:
         dropped = self._rows.dropped()

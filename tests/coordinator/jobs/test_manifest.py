@@ -75,9 +75,10 @@ def test_what_a_sink_has_prepared_is_no_file_and_known_to_the_next_attempt() -> 
     for number in range(2):
         prepared = completed(number).model_copy(update={"path": "", "committable": b"%d" % number})
         assert manifest.add(prepared) and manifest.lists(prepared)
-    assert (manifest.files, manifest.after(0).files) == (0, [])
+    assert (manifest.files, manifest.rows, manifest.after(0).files) == (0, 0, [])
     recalled = Manifest()
     recalled.recall(manifest.record(), [])
+    assert manifest.committed == recalled.committed == 20
     for each in (manifest, recalled):
         assert (each.committable(1, 0), each.committable(1, 1), each.counts(1, 0)) == (b"1", b"", {1: 2})
 

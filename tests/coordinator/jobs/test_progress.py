@@ -8,11 +8,13 @@ import pytest
 
 from minishuffle.coordinator.jobs.consumption import Ends
 from minishuffle.coordinator.jobs.lostpartitions import Replays
+from minishuffle.coordinator.jobs.positions import Resumption
 from minishuffle.coordinator.jobs.progress import JobProgress
 from minishuffle.coordinator.jobs.subtasks import Subtasks
+from minishuffle.counters import TaskCounters
 from minishuffle.plan.graph import JobGraph, JobSettings
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
-from minishuffle.wire.reports import Collected, SourcePositions
+from minishuffle.wire.reports import Collected, FileCompleted, SourcePositions
 from support.attempts import attempt
 
 READ, COUNT = (0, 0), (1, 0)
@@ -70,6 +72,38 @@ def test_rows_that_a_client_gets_twice_are_counted(
     task.begin_next(1, 1, progress.next_attempt(task, 1.0))
     assert (task.rows_collected, task.collected_end) == (0, 20)
     assert task.resumption.rows_collected == (20 if again else 0)
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "loss"])
+def test_the_next_attempt_hears_what_earlier_ones_have_had_listed_and_have_counted(
+    make_graph: Callable[..., JobGraph], guarantee: str
+) -> None:
+    graph = make_graph(1, 1)
+    graph = graph.model_copy(update={"settings": JobSettings(guarantee=guarantee)})
+    subtasks = Subtasks(graph, (1,))
+    progress = JobProgress(graph, subtasks, Ends(graph, graph.kept_edges(), subtasks), Replays(graph))
+    task, counts = subtasks[COUNT], guarantee != "loss"
+    for number in (1, 2):
+        task.counted(TaskCounters(rows_again=3))
+        for file, committable in enumerate((b"", b"c")):
+            message = FileCompleted(
+                attempt=attempt(1, 0, number),
+                file=file,
+                path="",
+                rows=5,
+                bytes=1,
+                checksum="",
+                committable=committable,
+            )
+            assert progress.file_completed(task, message)
+        task.begin_next(1, number, progress.next_attempt(task, 1.0))
+        begins = task.resumption
+        assert (begins.rows_listed, begins.rows_again) == ((10 * number, 3 * number) if counts else (0, 0))
+    task.start_over(Resumption())
+    progress.goes_back(5)
+    assert progress.losses().again == 6 + 15, "what was committed is published, too"
+    task.begin_next(1, 3, progress.next_attempt(task, 1.0))
+    assert task.resumption.rows_listed == task.listed_before == 0, "these rows were counted"
 
 
 def test_what_others_have_counts_as_before_until_the_worker_is_back(

@@ -174,6 +174,30 @@ def test_a_held_file_is_reported_once_a_snapshot_behind_it_is_safe(
     assert [(file.attempt, file.number) for file in fourth.adopted] == [(2, 0)]
 
 
+@pytest.mark.parametrize(
+    ("listed", "is_complete", "again"),
+    [(2, False, 0), (3, False, 1), (7, False, 5), (7, True, 0)],
+    ids=["covered", "one behind", "several", "nothing follows"],
+)
+def test_rows_that_are_listed_and_in_no_snapshot_are_counted_when_they_come_again(
+    paths_of: Callable[..., TaskPaths], listed: int, is_complete: bool, again: int
+) -> None:
+    """Where nobody holds snapshots, files are listed without."""
+    first = held_reports(paths_of(), [])
+    first.complete(complete(0))
+    first.complete(complete(1))
+    begun = first.snapshot(1)
+    second = FileReports(
+        paths_of(), lambda file: None, {2: 2}, attempt=3, held=True, is_complete=is_complete, rows=listed
+    )
+    second.restore(begun, is_end=True)
+    assert second.rows_again == again
+    second.complete(complete(0))
+    third = FileReports(paths_of(), lambda file: None, {2: 2, 3: 1}, attempt=4, held=True, rows=listed + 1)
+    third.restore(second.snapshot(1))
+    assert third.rows_again == 0
+
+
 class Calls:
     """The paths of a task whose loop has its turns while the task waits."""
 

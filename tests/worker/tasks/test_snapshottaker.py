@@ -247,6 +247,41 @@ async def test_files_are_listed_though_the_holder_has_gone_for_good(
     assert sorted(pq.read_table(tmp_path)["value"].to_pylist()) == sorted([*range(ROWS), *range(ROWS)])
 
 
+async def test_what_came_twice_is_counted_though_the_attempt_dies_that_took_it(site: Site) -> None:
+    """The count is in the snapshot with which the next one begins, as are the rows; what the coordinator has
+    heard of it is not counted once more."""
+    recovery, deployment, sink = Recovery(site, counting(Repeating())), site.deployment, (2, 0)
+
+    def held() -> int:
+        """Counted in the oldest snapshot that the holder has of a task that collects."""
+        (subpartition,) = deployment.holders[recovery.holder(*sink)].partition.subpartitions
+        log = subpartition.log
+        places = range(len(log.elements))
+        return unpack_state(memoryview(log.read(place))[ELEMENT_HEADER.size :] for place in places).again
+
+    def counted() -> int:
+        now = deployment.attempts[attempt_id("j1", recovery.specs[sink])]
+        return now.task.read_counters().rows_again
+
+    async def read_on() -> None:
+        before = recovery.read(*sink)
+        await site.until(lambda: recovery.read(*sink) > before + 50)
+
+    while not counted():
+        await read_on()
+        recovery.lose((1, 0))
+        await read_on()
+    again = counted()
+    await site.until(lambda: held() == again)
+    for known in (0, again):
+        recovery.specs[sink] = recovery.specs[sink].model_copy(update={"rows_again": known})
+        recovery.lose(sink)
+        await read_on()
+        assert counted() == again - known
+        await site.until(lambda: held() == again)
+    recovery.close()
+
+
 class Endless(Numbers):
     bounded = False
 

@@ -208,6 +208,7 @@ COUNTED = st.fixed_dictionaries(
         "at": st.floats(0, 1e10),
         "left_out": st.lists(EDGES, max_size=3).map(tuple),
         "pending": st.binary(max_size=9),
+        "again": COUNTS,
     },
 )
 
