@@ -1197,6 +1197,7 @@ class Job:
         programs that wrote it have their receipts. These cover the last durable snapshot, and no other.
         """
         if not self.fallback.under_way:
+            self._give_cut_up("the job goes back to one before it", at)  # else receipts follow from it
             self.history.note(at, "job falls back", cause.text)
             by_cuts, vertices = receipted_by_cuts(self.graph), self.graph.vertices
             is_said = self.cuts.taken and (by_cuts or any(each.acknowledges for each in vertices))

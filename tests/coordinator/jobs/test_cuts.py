@@ -308,6 +308,24 @@ def test_tasks_that_still_run_end_first_and_what_has_finished_runs_again(cuts: C
     assert cluster.show(cuts.job).fallbacks == 1
 
 
+def test_one_whose_manifest_is_written_while_the_job_goes_back_is_none(cuts_of: CutsOf) -> None:
+    """Programs would have receipts for what it covers, and the job goes on from the one before it."""
+    cuts = cuts_of({"stream": "clicks"})
+    cluster, (one, two) = cuts.cluster, cuts.workers
+    cuts.take()
+    cuts.begin()
+    cuts.tell_all(StateTaken)
+    cuts.tell_all(StateWritten)
+    commits = cuts.work[-1]
+    assert (commits.work, commits.savepoint) == ("commit", 2)
+    cluster.fail(one, (cuts.job, 1, 0), StateLost.code, "nobody has its snapshots")
+    assert "-durable-1-" in next(each.folder for each in cuts.work if each.work == "open")
+    cluster.do(cluster.state.folder_ready(commits, None, cluster.now))
+    assert [each.savepoint for each in two.got(CutComplete)] == [1]
+    found = cluster.show(cuts.job).durable
+    assert (found.number, found.failed) == (1, 1) and cuts.discarded() == [2]
+
+
 @pytest.mark.parametrize("unreadable", [1, 2])
 def test_one_that_cannot_be_read_is_passed_over(cuts: Cuts, unreadable: int) -> None:
     cluster = cuts.cluster
