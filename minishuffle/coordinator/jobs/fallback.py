@@ -114,6 +114,10 @@ class JobFallback(FallbackRecord):
         self.read(job)
         return self.under_way
 
+    def lasted(self, at: float) -> float:
+        """Seconds since the job began to go back."""
+        return max(0.0, at - self.until + STORAGE_SECONDS_MAX)
+
     def read(self, job: str) -> None:
         """Have the first of the points read, perhaps once more."""
         self._found, self.next_at = None, 0.0

@@ -1241,6 +1241,9 @@ class Job:
 
     def _begin_again(self, at: float) -> None:
         """All attempts have ended, and what the next ones begin with is known."""
+        if waiting := self.timers.waiting():
+            until = self.timers.first(waiting) + self.fallback.lasted(at)
+            self.timers.prolong([task.key for task in waiting], until)
         point, resumptions = self.fallback.end()
         for task in self.subtasks.values():
             if task.state == "finished":
@@ -1548,8 +1551,9 @@ class Job:
         self.timers.prolong([key for key in waiting if self.slot_of(key) == slot], until)
 
     def give_up_waiting(self, at: float) -> None:
-        """Fail the job if a task has waited for a slot until its deadline."""
-        if waiting := self.timers.overdue(at):
+        """Fail the job if a task has waited for a slot until its deadline. While the job goes back nobody
+        looks for slots."""
+        if not self.fallback.under_way and (waiting := self.timers.overdue(at)):
             text = (
                 f"{names_of(waiting)} found no free slot in time: "
                 f"{self.slots.why_wanting(waiting[0].worker)}; "

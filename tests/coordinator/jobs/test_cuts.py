@@ -363,6 +363,23 @@ def test_a_storage_that_does_not_answer_is_asked_again_for_a_while(cuts: Cuts) -
     assert len(deployed(fresh[0]) + deployed(fresh[1])) == 4
 
 
+def test_no_wait_for_a_slot_ends_while_a_storage_does_not_answer(cuts: Cuts) -> None:
+    """Workers may be there for long; it ends as late afterwards as it would have."""
+    cluster = cuts.cluster
+    cuts.take()
+    for worker in cuts.workers:
+        cluster.lose(worker)
+    for _ in range(int(cluster.settings.slot_timeout)):
+        cuts.answer(StorageUnavailable("503"))
+        cluster.advance(2.0)
+    assert (info := cluster.show(cuts.job)).state == "running", info.causes
+    opened = cuts.work[-1]
+    cluster.do(cluster.state.folder_ready(opened, manifest(cuts), cluster.now))
+    cluster.advance(cluster.settings.slot_timeout / 2)
+    fresh = [cluster.add(), cluster.add()]
+    assert len(deployed(fresh[0]) + deployed(fresh[1])) == 4
+
+
 def test_a_storage_that_does_not_answer_for_long_is_done_without(cuts: Cuts) -> None:
     cluster, (one, two) = cuts.cluster, cuts.workers
     cuts.take()
