@@ -406,10 +406,11 @@ class CoordinatorState:
                 job.end_overdue_move(self._wall(now))
                 job.look_at_savepoint(self._wall(now))
                 job.holders.retry(self._wall(now))
+                # The next coordinator would know of none that begins now, and look for what that discards.
                 job.cut_within(
                     self._settings.savepoint_timeout,
                     self._settings.pause_timeout,
-                    self._facts.snapshot_dir,
+                    "" if self.write_ahead.problem else self._facts.snapshot_dir,
                     self._wall(now),
                 )
                 self._touch(job)

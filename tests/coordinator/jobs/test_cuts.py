@@ -20,7 +20,13 @@ from minishuffle.coordinator.jobs.cuts import (
 from minishuffle.coordinator.jobs.fallback import STORAGE_SECONDS_MAX, RestorePoint
 from minishuffle.coordinator.jobs.savepoints import FolderWork
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import ShuffleError, StateLost, StorageUnavailable, UnreadableSnapshot
+from minishuffle.errors import (
+    ResourceExhausted,
+    ShuffleError,
+    StateLost,
+    StorageUnavailable,
+    UnreadableSnapshot,
+)
 from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph, StatefulOperator
 from minishuffle.snapshots.sealedmanifest import SnapshotManifest
@@ -238,6 +244,21 @@ def test_while_the_job_cannot_take_one_it_is_tried_again(cuts: Cuts) -> None:
     cuts.cluster.request(ResumeJob(job=cuts.job))
     cuts.cluster.advance(2 * RETRY_SECONDS)
     assert [each.work for each in cuts.work] == ["prepare"]
+
+
+def test_none_begins_that_the_next_coordinator_would_not_know_of(cuts: Cuts) -> None:
+    """It would look for one that was removed since, and have the job begin anew."""
+    cluster = cuts.cluster
+    cuts.take()
+    cluster.journal_error = ResourceExhausted("the journal cannot be written")
+    cluster.state.write_ahead.failed([], str(cluster.journal_error))
+    before = len(cuts.work)
+    cluster.advance(3 * cuts.interval)
+    assert len(cuts.work) == before
+    cluster.journal_error = None
+    cluster.state.write_ahead.written()
+    cluster.advance(2 * RETRY_SECONDS)
+    assert [each.work for each in cuts.work[before:]] == ["prepare"]
 
 
 @pytest.mark.parametrize(
