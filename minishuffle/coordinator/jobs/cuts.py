@@ -4,7 +4,8 @@ Each is a consistent cut through the whole job, taken by an aligned barrier, as 
 stands longer than its own alignment: it goes on as soon as its state is taken. How far one is, and whose
 answer it waits for, is what :mod:`~minishuffle.coordinator.jobs.savepoints` says of it. One that fails is
 followed by the next in ``durable_interval``, or sooner, if programs that write to the job wait for their
-receipts. The last two are kept until the job ends. (Carbone et al.,
+receipts. The last two are kept until the job ends. Folders of others are removed, and once more when the next
+one is complete, or by the next coordinator: a worker may have been writing there. (Carbone et al.,
 *Lightweight Asynchronous Snapshots for Distributed Dataflows*, 2015; Flink: ``CheckpointCoordinator``,
 ``CompletedCheckpointStore``.)
 """
@@ -28,6 +29,8 @@ CUTS_KEPT: Final = 2
 """Complete ones that are kept: if the files of the last are lost, the one before it may be whole."""
 RETRY_SECONDS: Final = 1.0
 """Until one that is due, and cannot be taken now, is tried again."""
+LEFT_MAX: Final = 16
+"""Folders that are removed once more."""
 HASTENED_SECONDS: Final = 1.0
 """From the beginning of one until the next, at least, where receipts wait for it."""
 
@@ -55,6 +58,8 @@ class CutsRecord(Record):
     """Why the last one failed; empty: it did not."""
     kept: tuple[CompleteCut, ...] = ()
     """The oldest first."""
+    left: tuple[tuple[int, str], ...] = ()
+    """Removed since the last one was complete: numbers and folders."""
     published: int = 0
     """Rows that the job had published when the one under way began."""
     alone: tuple[TaskKey, ...] = ()
@@ -109,27 +114,34 @@ class JobCuts(CutsRecord):
         """The barrier is sent; these tasks have no holder."""
         self.alone = tuple(alone)
 
-    def fail(self, problem: str) -> bool:
+    def fail(self, cut: JobSavepoint) -> bool:
         """The one under way has failed; gives whether for another reason than the one before it."""
-        is_new = problem != self.problem
-        self.failed, self.problem = self.failed + 1, problem
+        is_new = cut.problem != self.problem
+        self.failed, self.problem = self.failed + 1, cut.problem
+        if cut.is_made:
+            self.left = (*self.left, (cut.number, cut.folder))[-LEFT_MAX:]
         return is_new
+
+    def coordinator_lost(self, job: str) -> None:
+        """The one before may have removed nothing."""
+        self._discard(job, self.left)
 
     def complete(self, job: str, cut: JobSavepoint) -> None:
         """The one under way is complete; the oldest of those that are kept goes."""
         point = RestorePoint(cut.folder, published=self.published, number=cut.number)
         self.taken, self.problem = self.taken + 1, ""
         kept = (*self.kept, CompleteCut(point, cut.began, cut.bytes, cut.seconds))
-        self._discard(job, kept[:-CUTS_KEPT])
-        self.kept = kept[-CUTS_KEPT:]
+        before = tuple((each.point.number, each.point.path) for each in kept[:-CUTS_KEPT])
+        self._discard(job, (*self.left, *before))
+        self.kept, self.left = kept[-CUTS_KEPT:], before
 
     def end(self, job: str) -> None:
         """The job has ended: nobody goes back to one."""
-        self._discard(job, self.kept)
-        self.kept, self.next_at = (), 0.0
+        self._discard(job, (*self.left, *((each.point.number, each.point.path) for each in self.kept)))
+        self.kept, self.left, self.next_at = (), (), 0.0
 
-    def _discard(self, job: str, cuts: tuple[CompleteCut, ...]) -> None:
-        self.work += [FolderWork(job, each.point.number, each.point.path, "discard") for each in cuts]
+    def _discard(self, job: str, folders: Iterable[tuple[int, str]]) -> None:
+        self.work += [FolderWork(job, number, path, "discard") for number, path in folders]
 
     def points(self) -> list[RestorePoint]:
         """The complete ones to go back to, the newest first."""

@@ -763,6 +763,7 @@ class Job:
             self.cancel(at, f"stopped behind savepoint {self.savepoint.where}")
         elif self.savepoint.under_way:
             self._fail_savepoint("the coordinator was lost meanwhile: take it again", at)
+        self.cuts.coordinator_lost(self.id)
         self._give_cut_up("the coordinator was lost meanwhile", at)
         self.fallback.read(self.id)
         self.deaths.coordinator_lost(at)
@@ -1180,7 +1181,7 @@ class Job:
             return
         self.cut.fail(self.id, problem)
         self.pause.repeat()
-        if self.cuts.fail(problem):
+        if self.cuts.fail(self.cut):
             self.history.note(at, "durable snapshot failed", problem)
 
     def take_folder_work(self) -> list[FolderWork]:
