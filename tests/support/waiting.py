@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-POLL_SECONDS = 0.02
+POLL_SECONDS, POLL_SECONDS_MAX = 0.02, 0.1
+POLL_SHARE = 0.05
+"""Of the time that has passed: who waits longer looks less often. A look takes a cluster and this process
+some milliseconds of a processor."""
 SECONDS_MAX = 90.0
 """Guards against what never happens: less than any test may take, so that it is named."""
 
@@ -18,10 +21,11 @@ def until(condition: Callable[[], Any], what: str, seconds: float = SECONDS_MAX)
     Raises:
         AssertionError: there was none within ``seconds``; names what did not happen.
     """
-    deadline = time.monotonic() + seconds
+    begun = time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
-        time.sleep(POLL_SECONDS)
+        passed = time.monotonic() - begun
+        assert passed < seconds, f"{what} did not happen within {seconds} s"
+        time.sleep(min(max(POLL_SECONDS, POLL_SHARE * passed), POLL_SECONDS_MAX))
     return found
 
 
