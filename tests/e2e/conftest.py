@@ -14,9 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from minishuffle.api.stream import Stream
 from minishuffle.cli.demo import Samples, scrape, total
+from minishuffle.cli.main import cli
 from minishuffle.errors import UsageError
 from minishuffle.ids import Address
 from minishuffle.local import LocalCluster
@@ -125,6 +127,13 @@ class CommandLine:
         out, err = process.communicate(timeout=4 * SECONDS_MAX)
         assert process.returncode == code, f"{arguments} gave {process.returncode}\n{out}\n{err}"
         return out, err
+
+    def look(self, *arguments: str) -> Any:
+        """What a command that only asks prints with ``--json``. It runs in this process: one of its own would
+        take longer to load than to answer."""
+        ran = CliRunner().invoke(cli, ["--state-dir", str(self.state), *arguments, "--json"])
+        assert ran.exit_code == 0, ran.output
+        return json.loads(ran.stdout)
 
     def pids(self) -> list[int]:
         """The processes of the cluster that is up."""

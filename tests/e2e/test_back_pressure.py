@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from minishuffle.cli.main import cli
 from minishuffle.local import LocalCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -25,23 +25,18 @@ def seen(watch: Any) -> Iterator[Any]:
         yield watch(cluster)
 
 
-def command(seen: Any, *arguments: str) -> str:
-    words = [sys.executable, "-m", "minishuffle.cli", *seen.flags, *arguments]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
-
-
-def refused(seen: Any, *arguments: str) -> str:
-    words = [sys.executable, "-m", "minishuffle.cli", *seen.flags, *arguments]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 2
-    return ended.stderr
+def command(seen: Any, *arguments: str, code: int = 0) -> Result:
+    """In this process: one of its own would take longer to load than to answer, and this one asks often."""
+    ended = CliRunner().invoke(cli, [*seen.flags, *arguments])
+    assert ended.exit_code == code, ended.output
+    return ended
 
 
 def shares(seen: Any, job: str, wait_until: Callable[..., Any]) -> dict[tuple[str, int], dict[str, float]]:
     """Of each task's time between two looks at a job, between which every task ran for a while."""
 
     def look() -> dict[tuple[str, int], dict[str, float]]:
-        tasks = json.loads(command(seen, "jobs", "show", job, "--json"))["tasks"]
+        tasks = json.loads(command(seen, "jobs", "show", job, "--json").stdout)["tasks"]
         return {
             (task["name"], task["index"]): {state: task["counters"][state] for state in STATES}
             for task in tasks
@@ -65,7 +60,7 @@ def test_a_slow_consumer_back_pressures_its_producers_while_the_job_runs(
     seen: Any, wait_until: Callable[..., Any]
 ) -> None:
     options = ("--set", "rate=1000000", "--set", "delay=0.2", "--json")
-    job = json.loads(command(seen, "submit", "keyby", *options))["job"]
+    job = json.loads(command(seen, "submit", "keyby", *options).stdout)["job"]
 
     def throttled() -> dict[tuple[str, int], dict[str, float]] | None:
         found = shares(seen, job, wait_until)
@@ -78,10 +73,10 @@ def test_a_slow_consumer_back_pressures_its_producers_while_the_job_runs(
         consumers = [states for (name, _), states in found.items() if name != "generate"]
         assert len(consumers) == 2
         assert all(states["busy_seconds"] > 0.5 for states in consumers)
-        table = command(seen, "jobs", "show", job)
+        table = command(seen, "jobs", "show", job).stdout
         assert "back-pressured" in table and "busy" in table and "idle" in table
         chosen = ("--vertex", "generate", "--once", "--json")
-        (shown,) = json.loads(command(seen, "top", job, *chosen))["jobs"]
+        (shown,) = json.loads(command(seen, "top", job, *chosen).stdout)["jobs"]
         source, sink = shown["vertices"]
         assert (source["name"], source["level"], sink["level"]) == ("generate", "HIGH", "OK")
         assert sink["busy"] > 0.5 and sink["records_in"] > 0
@@ -95,6 +90,6 @@ def test_a_slow_consumer_back_pressures_its_producers_while_the_job_runs(
     finally:
         command(seen, "jobs", "cancel", job)
     assert seen.cluster.client.handle(job).wait_until_over(30).state == "canceled"
-    assert "--vertex is of one job" in refused(seen, "top", "--vertex", "1")
-    ended = refused(seen, "top", job)
+    assert "--vertex is of one job" in command(seen, "top", "--vertex", "1", code=2).stderr
+    ended = command(seen, "top", job, code=2).stderr
     assert f"job {job} is canceled: 'minishuffle jobs show {job}' has its totals" in ended

@@ -294,8 +294,7 @@ def test_cluster_up_starts_its_coordinator_again_where_cluster_down_finds_it(
 
     def status() -> Any:
         with contextlib.suppress(AssertionError):  # It does not listen so far.
-            out, _ = shell.run("cluster", "status", "--json")
-            found = json.loads(out)
+            found = shell.look("cluster", "status")
             return [each["state"] for each in found["workers"]] == ["alive"] and found
 
     assert wait_until(status, "the worker to be back")["pid"] == new

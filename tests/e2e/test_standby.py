@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -125,8 +124,8 @@ def test_cluster_up_starts_a_lost_worker_again_where_cluster_down_finds_it(
     assert "1 workers x 2 slots, 1 more on standby" in lines[0]
 
     def workers() -> list[dict[str, Any]]:
-        out, _ = shell.run("cluster", "status", "--json")
-        return [worker for worker in json.loads(out)["workers"] if worker["state"] == "alive"]
+        found = shell.look("cluster", "status")["workers"]
+        return [worker for worker in found if worker["state"] == "alive"]
 
     before = set(shell.pids())
     (first,) = [worker["pid"] for worker in workers() if worker["worker"] == 1]
