@@ -5,7 +5,6 @@ Only root can make these: collected as root, and where CI says that it is true.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -26,6 +25,29 @@ pytestmark = [pytest.mark.extra, pytest.mark.slow, pytest.mark.timeout(180)]
 
 SECONDS_MAX = 60.0
 RATE = 200.0
+MAKERS = 6
+MADE_AT_ONCE = """
+import multiprocessing
+from minishuffle.bench.hosts import Hosts
+
+def make(number):
+    begin.wait()
+    with Hosts(1) as hosts:
+        addresses[number].value = hosts.address(0).encode()
+        made.wait()
+
+fork = multiprocessing.get_context("fork")
+begin, made = fork.Barrier({makers}), fork.Barrier({makers})
+addresses = [fork.Array("c", 15) for _ in range({makers})]
+makers = [fork.Process(target=make, args=(number,)) for number in range({makers})]
+for maker in makers:
+    maker.start()
+for maker in makers:
+    maker.join()
+print(*(address.value.decode() for address in addresses))
+raise SystemExit(any(maker.exitcode for maker in makers))
+"""
+"""Processes that make a host each; forked from one that has imported what they need."""
 Until = Callable[..., Any]
 
 
@@ -178,21 +200,8 @@ def test_hosts_leave_nothing_behind_and_those_of_a_dead_process_go_with_the_next
 
 def test_hosts_that_are_made_at_once_have_networks_of_their_own() -> None:
     """Two processes that took the same one reached each other's hosts."""
-    program = (
-        "from minishuffle.bench.hosts import Hosts\n"
-        "print(flush=True); input()\n"
-        "with Hosts(1) as hosts:\n    print(hosts.address(0), flush=True); input()"
-    )
-    with contextlib.ExitStack() as stack:
-        words = [sys.executable, "-c", program]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        makers = [stack.enter_context(subprocess.Popen(words, **pipes)) for _ in range(6)]
-        for maker in makers:
-            maker.stdout.readline()  # It has loaded what it needs.
-        for maker in makers:
-            print(file=maker.stdin, flush=True)
-        addresses = [maker.stdout.readline() for maker in makers]
-        for maker in makers:
-            maker.communicate("\n")
-    assert len(set(addresses)) == len(makers), addresses
-    assert [maker.returncode for maker in makers] == [0] * len(makers)
+    words = [sys.executable, "-c", MADE_AT_ONCE.format(makers=MAKERS)]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    assert ran.returncode == 0, ran.stderr
+    addresses = ran.stdout.split()
+    assert len(set(addresses)) == len(addresses) == MAKERS, addresses
