@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import importlib
 import json
@@ -45,6 +46,12 @@ FREE = (
     HASH_SEED,
 )
 """How variables begin that no import looks at: a process may have other values than its template."""
+
+ON_HOST = ["ip", "netns", "exec"]
+"""How a command begins that is to run on a host of ``minishuffle.bench.hosts``; the name of that follows."""
+HOSTS = Path("/run/netns")
+CLONE_NEWNET = 0x40000000
+"""Of ``setns(2)``, which Python has from 3.12 on."""
 
 JEMALLOC = "jemalloc_bg_thd"
 """A thread that comes with pyarrow; jemalloc starts another one in what is forked."""
@@ -111,11 +118,21 @@ def become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.chdir(request["directory"])
+    if request["host"]:
+        join_host(request["host"])
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None
     sys.path[0] = request["directory"]
     sys.argv[1:] = request["arguments"]
+
+
+def join_host(name: str) -> None:
+    """Be on that host: what this thread, the only one but jemalloc's, opens from now on is there."""
+    with (HOSTS / name).open() as namespace:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(namespace.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot join host {name}")
 
 
 def run() -> None:
@@ -248,10 +265,11 @@ class Template:
         """Whether a process with these variables may come from it."""
         return bound(environment) == self._environment and self.process.poll() is None
 
-    def fork(self, command: Sequence[str], how: Mapping[str, Any]) -> Forked:
+    def fork(self, command: Sequence[str], how: Mapping[str, Any], host: str) -> Forked:
         """``command`` is ``python -m minishuffle.cli`` and arguments; ``how`` is what ``Popen`` takes."""
         request = {
             "arguments": command[3:],
+            "host": host,
             "environment": dict(how["env"]),
             "directory": os.getcwd(),
             "inherits": list(how["pass_fds"]),
@@ -275,14 +293,22 @@ _templates: dict[str, Template] = {}
 
 def started(command: Sequence[str], **how: Any) -> Forked | subprocess.Popen[bytes]:
     """What ``minishuffle.launch`` starts a process with, in place of ``subprocess.Popen``."""
-    kind = kind_of(command)
+    host, own = split(command)
+    kind = kind_of(own)
     if kind is None:
         return subprocess.Popen(command, **how)
     if kind not in _templates:
         _templates[kind] = Template(kind, how["env"])
     if not _templates[kind].fits(how["env"]):
         return subprocess.Popen(command, **how)
-    return _templates[kind].fork(command, how)
+    return _templates[kind].fork(own, how, host)
+
+
+def split(command: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The name of the host that a command is for, empty for this one, and what is to run there."""
+    if list(command[: len(ON_HOST)]) == ON_HOST:
+        return command[len(ON_HOST)], command[len(ON_HOST) + 1 :]
+    return "", command
 
 
 def kind_of(command: Sequence[str]) -> str | None:
