@@ -6,8 +6,10 @@ imports have ended, and end before their modules are taken apart. In all else th
 starts them: a session, standard streams, environment and memory of their own. Those that the
 command line starts (``cluster up``, ``demo``, programs of users) import for themselves.
 
-This file is also the program that imports and forks. Workers of even and of odd ids come from two of them,
-which hash texts in two ways: nothing but functions of users goes by how Python hashes.
+This file is also the program that imports and forks. All processes that share the tests of a run have what
+one of them has started: it forks a template for each, which forks what that one asks for. Workers of even and
+of odd ids come from two programs, which hash texts in two ways: nothing but functions of users goes by how
+Python hashes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import errno
 import fcntl
+import hashlib
 import importlib
 import json
 import os
@@ -38,6 +42,8 @@ START_SECONDS_MAX = 60.0
 DESCRIPTORS_MAX = 8
 """Three streams, those that a process inherits besides, and where its exit code goes."""
 POLL_SECONDS = 0.02
+SHARED_SECONDS = 1.0
+"""How often is looked whether there are templates left, without which a program ends."""
 FREE = (
     *("MINISHUFFLE_", "PYTEST_", "PYSPARK_", "SPARK_"),
     # Sessions of Spark set the first, polars the second, and tests the others.
@@ -60,6 +66,26 @@ JEMALLOC = "jemalloc_bg_thd"
 # --- the program ----------------------------------------------------------------------------------
 
 
+def share(listening: socket.socket) -> socket.socket:
+    """Fork a template for each test process that connects; returns in these alone, with the connection, and
+    ends with the last of them."""
+    templates: set[int] = set()
+    while True:
+        if select.select([listening], [], [], SHARED_SECONDS if templates else None)[0]:
+            connection, _ = listening.accept()
+            wait_for_own_threads()
+            if (pid := os.fork()) == 0:
+                listening.close()
+                connection.send(str(os.getpid()).encode())
+                return connection
+            templates.add(pid)
+            connection.close()
+        elif (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+            templates.discard(ended)
+            if not templates:
+                os._exit(0)
+
+
 def serve(connection: socket.socket) -> None:
     """Fork a process for each request; returns in these alone, and ends when nobody asks any more."""
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -76,10 +102,7 @@ def serve(connection: socket.socket) -> None:
             if not text:
                 os._exit(0)
             *inherited, status = descriptors
-            deadline = time.monotonic() + START_SECONDS_MAX
-            while not other_threads() <= {JEMALLOC}:  # One that has just begun has no name of its own so far.
-                assert time.monotonic() < deadline, "a fork takes only the main thread along"
-                select.select([], [], [], POLL_SECONDS)
+            wait_for_own_threads()
             if (pid := os.fork()) == 0:
                 become(json.loads(text), inherited)
                 return
@@ -87,6 +110,14 @@ def serve(connection: socket.socket) -> None:
             for descriptor in inherited:
                 os.close(descriptor)
             connection.send(str(pid).encode())
+
+
+def wait_for_own_threads() -> None:
+    """A fork takes only the main thread along. One that has just begun has no name of its own so far."""
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while not other_threads() <= {JEMALLOC}:
+        assert time.monotonic() < deadline, f"there are other threads: {other_threads()}"
+        select.select([], [], [], POLL_SECONDS)
 
 
 def other_threads() -> set[str]:
@@ -136,7 +167,10 @@ def join_host(name: str) -> None:
 
 
 def run() -> None:
-    """The program: its arguments are what to import for, and the number of the socket that asks."""
+    """The program: its arguments are what to import for, and the number of the socket on which test processes
+    connect. It is nobody's child, as it ends with the last of them."""
+    if os.fork():
+        os._exit(0)
     _, kind, descriptor = sys.argv[1:]
     sys.path[0] = ""  # Not the folder of this file.
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests.
@@ -172,7 +206,7 @@ def run() -> None:
                     importlib.import_module(module.name)
         for each in messages.ControlMessage.by_type.values():
             each.model_rebuild()  # Else each process makes it for itself, at its first message of that type.
-    serve(socket.socket(fileno=int(descriptor)))
+    serve(share(socket.socket(fileno=int(descriptor))))
     try:
         entry.main()
     except SystemExit as ended:
@@ -247,23 +281,19 @@ class Template:
 
     def __init__(self, kind: str, environment: Mapping[str, str]) -> None:
         self._environment = bound(environment)
-        self.connection, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.connection.settimeout(START_SECONDS_MAX)
-        with far:
-            # The third word is what ``worker kill`` and others know a process of ours by.
-            command = [sys.executable, str(Path(__file__)), "minishuffle", kind, str(far.fileno())]
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[far.fileno()],
-                env={name: value for name, value in environment.items() if name != HASH_SEED},
-                start_new_session=True,
-            )
+        self.pid = 0
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while not self.pid:  # Else the program was about to end with the last of its templates.
+            assert time.monotonic() < deadline, f"no template for a {kind}"
+            self.connection = connected(kind, environment)
+            with contextlib.suppress(ConnectionError):
+                self.pid = int(self.connection.recv(32) or 0)
+            if not self.pid:
+                self.connection.close()
 
     def fits(self, environment: Mapping[str, str]) -> bool:
         """Whether a process with these variables may come from it."""
-        return bound(environment) == self._environment and self.process.poll() is None
+        return bound(environment) == self._environment and not select.select([self.connection], [], [], 0)[0]
 
     def fork(self, command: Sequence[str], how: Mapping[str, Any], host: str) -> Forked:
         """``command`` is ``python -m minishuffle.cli`` and arguments; ``how`` is what ``Popen`` takes."""
@@ -281,6 +311,48 @@ class Template:
         os.close(stdin)
         os.close(report)
         return Forked(command, int(self.connection.recv(32)), open(feed, "wb"), status)
+
+
+def connected(kind: str, environment: Mapping[str, str]) -> socket.socket:
+    """A connection to the program for that kind, which is started if no test process of this run has done so
+    with these variables. Its name is gone with it."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    variables = hashlib.sha256(json.dumps(sorted(bound(environment).items())).encode()).hexdigest()[:16]
+    name = f"\0minishuffle-tests-{run}-{kind}-{variables}"
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(START_SECONDS_MAX)
+        try:
+            connection.connect(name)
+            return connection
+        except ConnectionRefusedError:
+            connection.close()
+        assert time.monotonic() < deadline, f"nobody listens for a {kind}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            try:
+                listening.bind(name)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue  # Another test process is about to listen.
+            listening.listen()
+            start(kind, listening, environment)
+
+
+def start(kind: str, listening: socket.socket, environment: Mapping[str, str]) -> None:
+    """Start the program for that kind."""
+    # The third word is what ``worker kill`` and others know a process of ours by.
+    command = [sys.executable, str(Path(__file__)), "minishuffle", kind, str(listening.fileno())]
+    subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[listening.fileno()],
+        env={name: value for name, value in environment.items() if name != HASH_SEED},
+        start_new_session=True,
+        check=True,
+    )
 
 
 def bound(environment: Mapping[str, str]) -> dict[str, str]:
@@ -324,7 +396,7 @@ def kind_of(command: Sequence[str]) -> str | None:
 
 
 def template_processes() -> set[int]:
-    return {each.process.pid for each in _templates.values()}
+    return {each.pid for each in _templates.values()}
 
 
 def template_descriptors() -> set[int]:
@@ -334,8 +406,9 @@ def template_descriptors() -> set[int]:
 def end_templates() -> None:
     """At the end of all tests."""
     for each in _templates.values():
-        each.connection.close()
-        each.process.wait(START_SECONDS_MAX)
+        with each.connection, contextlib.suppress(OSError):
+            each.connection.shutdown(socket.SHUT_WR)
+            each.connection.recv(1)  # Its end.
     _templates.clear()
 
 
