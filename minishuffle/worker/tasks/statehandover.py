@@ -325,7 +325,7 @@ class StateHandover:
         if self._is_needed:
             raise StateLost(
                 "it was lost together with the holder of its snapshots, before another one had any that it "
-                "can go on from: submit the job again, or from a savepoint (submit --from)"
+                "can go on from"
             )
         return None
 
