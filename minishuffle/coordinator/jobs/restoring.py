@@ -99,9 +99,10 @@ def _require_match(saved: Mapping[str, SavedOperator], ours: Mapping[str, Statef
         new = [each for id, each in ours.items() if id not in saved]
         beside = f"; it has, without state in the savepoint, {_named(new)}" if new else ""
         drops = " ".join(f"--drop-state {_quoted(each.id)}" for each in gone)
+        names = ", ".join(f".name({each.id!r})" for each in gone)
         raise UsageError(
-            f"the savepoint has state of {_named(gone)}, which the job does not have{beside}: give "
-            f"operators the names that they had with .name(), or leave that state out with {drops}"
+            f"the savepoint has state of {_named(gone)}, which the job does not have{beside}: give the "
+            f"operators that go on with it these names, {names}, or leave that state out with {drops}"
         )
     for id, each in saved.items():
         if each.kind != ours[id].kind:

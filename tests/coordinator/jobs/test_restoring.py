@@ -102,7 +102,8 @@ def test_partitions_that_programs_write_are_dealt_to_those_to_which_they_are_sen
         (
             {"id": "other"},
             {},
-            r"has state of count \(count-1\), which .* it has, .*, count \(other\): .*--drop-state 'c",
+            r"has state of count \(count-1\), which .* it has, .*, count \(other\): "
+            r".* these names, .name\('count-1'\), .*--drop-state 'c",
         ),
         (
             {"kind": "fold"},
