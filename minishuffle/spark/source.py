@@ -237,6 +237,7 @@ class ResultStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._rows_max = rows_max
         self._now_only = False
         self._last: Offset | None = None
+        self._committed: Offset | None = None
 
     def initialOffset(self) -> Offset:
         info = describe_result(self._access, self._job, self._sink)
@@ -250,7 +251,10 @@ class ResultStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._now_only = True
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """
+        """Spark asks once it has the batch behind it that ends at ``start``, and commits that only when it
+        has rows for the next one. A job that loses nothing may give none before: those who write to it wait
+        until what comes of their rows is safe. So it is committed here.
+
         Raises:
             TaskFailed: all rows of a job that failed have been read.
             TaskCancelled: all rows of a job that was cancelled have.
@@ -261,6 +265,8 @@ class ResultStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._now_only:
             self._last = ends = self._last or ends
         begins = [_row(start, rows.subtask) for rows in info.subtasks]
+        if begins != [rows.begin for rows in info.subtasks]:
+            self.commit(start)
         waiting = [_row(ends, rows.subtask) - row for rows, row in zip(info.subtasks, begins, strict=True)]
         if info.state == "failed" and not any(waiting):
             raise TaskFailed(f"job {info.job} ({info.name}) failed: {info.cause}")
@@ -298,8 +304,11 @@ class ResultStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(self._access, partition, self._schema, True)
 
     def commit(self, end: Offset) -> None:
+        if end == self._committed:
+            return
         rows = {int(subtask): _row(end, subtask) for subtask in end if subtask != JOB}
         commit_result(self._access, str(end[JOB]).partition("@")[0], self._sink, rows)
+        self._committed = end
 
 
 def _offset(info: ResultInfo, rows: list[int]) -> Offset:

@@ -87,9 +87,23 @@ def test_a_stream_goes_from_offset_to_offset(results: Results) -> None:
     end = reader.latestOffset(start, ALL)
     assert rows_of(end) == [10, 0, 100]
     assert reader.partitions(start, end) == [Rows("j7", "result", 0, 0, 10), Rows("j7", "result", 2, 0, 100)]
-    assert json.dumps(reader.latestOffset(end, ALL)) == json.dumps(end)
+    assert not results.committed
     reader.commit(end)
     assert results.committed == [("j7", {0: 10, 1: 0, 2: 100})]
+    assert json.dumps(reader.latestOffset(end, ALL)) == json.dumps(end)
+
+
+def test_a_batch_is_committed_though_no_rows_follow_it(results: Results) -> None:
+    """Spark commits it with the next one, for which the job may wait for that."""
+    reader = ResultStreamReader(ACCESS, SCHEMA, "flights", "result", 0)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    for _ in range(2):
+        reader.latestOffset(end, ALL)
+        reader.commit(end)
+    assert results.committed == [("j7", {0: 10, 1: 0, 2: 100})]
+    again = ResultStreamReader(ACCESS, SCHEMA, "flights", "result", 0)
+    again.latestOffset(end, ALL)
+    assert len(results.committed) == 2, "the query before may have been stopped in between"
 
 
 def test_a_limited_batch_takes_something_of_every_subtask(results: Results) -> None:
