@@ -1160,10 +1160,6 @@ class Job:
     def _advance_cut(self, at: float) -> None:
         cut = self.cut
         if cut.has_all_taken:
-            ended = [task for task in self.subtasks.values() if cut.has_ended(task.key)]
-            if why := partly_ended(self.graph, ended):
-                self._give_cut_up(why, at)
-                return
             cut.all_taken(at, 0)
             self.pause.repeat()
         if cut.all_written:

@@ -39,7 +39,6 @@ def resumptions_of(
     _require_match({id: each for id, each in saved.items() if id not in dropped}, ours)
     taken = saved.keys() & ours.keys() - dropped
     where = {each.id: number for number, vertex in enumerate(manifest.vertices) for each in vertex.operators}
-    ended = _ended(manifest)
     restoration = Restoration(
         path=point.path,
         fingerprint=fingerprint(manifest),
@@ -56,13 +55,14 @@ def resumptions_of(
         source = next((each.id for each in states if each.kind == "source"), None)
         others = [each for each in states if each.kind != "source"]
         splits = {} if source is None else manifest.positions.get(source, {})
-        # A source that has ended knows by its splits, and reads those that are new.
-        all_ended = bool(others or not splits) and all(where[each.id] in ended for each in states)
+        ended = _ended(manifest, vertex, {where[each.id] for each in states})
         for index in range(vertex.parallelism):
+            # A source that has ended knows by its splits, and reads those that are new.
+            has_ended = bool(others or not splits) and index in ended
             found[number, index] = Resumption(
                 positions=pack_positions(_dealt(splits, index, vertex)),
-                restoration=restoration if others and not all_ended else None,
-                has_ended=all_ended,
+                restoration=restoration if others and not has_ended else None,
+                has_ended=has_ended,
             )
     return found
 
@@ -149,10 +149,27 @@ def _quoted(id: str) -> str:
     return id if id.isidentifier() else f"'{id}'"
 
 
-def _ended(manifest: SnapshotManifest) -> set[int]:
-    """Vertices all of whose tasks had ended."""
-    going_on = {task.vertex for task in manifest.tasks if task.state != "ended"}
-    return {task.vertex for task in manifest.tasks} - going_on
+def _ended(manifest: SnapshotManifest, vertex: Vertex, before: Collection[int]) -> Collection[int]:
+    """The subtasks of a vertex that have ended, as its operators are in these vertices of the snapshot.
+
+    Raises:
+        UsageError: some had ended there, and it has another number of subtasks now.
+    """
+    subtasks = range(vertex.parallelism)
+    tasks = [task for task in manifest.tasks if task.vertex in before]
+    ended = [task for task in tasks if task.state == "ended"]
+    if len(ended) == len(tasks):
+        return subtasks
+    if all(manifest.vertices[each].parallelism == len(subtasks) for each in before):
+        going_on = {task.index for task in tasks if task.state != "ended"}
+        return set(subtasks) - going_on
+    if ended and not vertex.is_source:
+        raise UsageError(
+            f"of {vertex.name} {len(ended)} of {len(tasks)} subtasks had ended, and the state of the others "
+            f"goes to {len(subtasks)} now: submit the job with the parallelism that it had, or go on from "
+            "another snapshot"
+        )
+    return ()
 
 
 def _dealt(splits: Mapping[str, SavedSplit], index: int, vertex: Vertex) -> list[SplitPosition]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import zip_longest
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -90,8 +91,8 @@ class Cuts:
     @property
     def asked(self) -> WriteState:
         """What the tasks were asked for last."""
-        found: WriteState = self.workers[0].got(WriteState)[-1]
-        return found
+        found = [each for worker in self.workers for each in worker.got(WriteState)]
+        return max(found, key=attrgetter("savepoint"))
 
     def take(self) -> None:
         """From its beginning to its end."""
@@ -474,6 +475,28 @@ def test_a_job_whose_sources_acknowledge_does_not_begin_at_its_beginning(cuts_of
     info = cuts.cluster.show(cuts.job)
     assert info.state == "failed"
     assert "durable snapshot 1 cannot be read" in info.causes[0].text
+
+
+def test_one_is_taken_though_some_tasks_of_a_vertex_have_ended(cuts_of: CutsOf) -> None:
+    """Receipts may wait for it: a stream has ended, its first subtask too and what is forwarded from that,
+    and a program still writes to the second."""
+    state = StatefulOperator(id="count", name="count", kind="count")
+    cuts = cuts_of({"stream": "clicks"}, {"states": [state]}, partitioner="forward")
+    for vertex in (0, 1):
+        cuts.cluster.report(cuts.workers[0], (cuts.job, vertex, 0), "finished")
+    cuts.begin()
+    cuts.tell(StateTaken, cuts.workers[1], operators=["count"])
+    cuts.tell(StateWritten, cuts.workers[1])
+    cuts.answer()
+    assert cuts.cluster.show(cuts.job).durable.number == 1
+    manifest = cuts.work[-1].manifest
+    assert manifest is not None
+    assert [(task.vertex, task.index, task.state) for task in manifest.tasks] == [
+        (0, 0, "ended"),
+        (0, 1, "running"),
+        (1, 0, "ended"),
+        (1, 1, "running"),
+    ]
 
 
 def awaits(cuts: Cuts, number: int) -> None:

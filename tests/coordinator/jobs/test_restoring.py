@@ -190,6 +190,18 @@ def test_tasks_hear_of_aggregates_that_are_new_or_gone_or_in_another_order() -> 
         assert restoration is not None and restoration.outputs == outputs
 
 
+def test_of_a_vertex_some_tasks_of_which_had_ended_the_others_go_on() -> None:
+    """A durable snapshot has such, for a job of the same parallelism that goes back."""
+    made = manifest()
+    tasks = [replace(task, state="ended") if task.index == 0 else task for task in made.tasks]
+    found = resumptions_of(graph(), replace(made, tasks=tuple(tasks)), point())
+    assert [found[1, index].has_ended for index in (0, 1)] == [True, False]
+    assert [found[1, index].restoration is None for index in (0, 1)] == [True, False]
+    assert not found[0, 0].has_ended, "a source looks for splits that are new"
+    with pytest.raises(UsageError, match="of count 1 of 2 subtasks had ended, and the state of the others"):
+        resumptions_of(graph(3), replace(made, tasks=tuple(tasks)), point())
+
+
 def test_tasks_that_had_ended_give_their_end_and_nothing_else() -> None:
     """A source knows by its splits, and reads those that are new; one that reports none, as nothing of its
     job restarts, has ended."""
