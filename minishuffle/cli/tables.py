@@ -295,13 +295,14 @@ def savepoint_text(found: SavepointInfo) -> str:
 
 
 def durable_text(found: DurableInfo, at: float) -> str:
-    """The age of a job's last durable snapshot, and why there is none since."""
-    failed = f"the last one failed: {found.problem}" if found.problem else ""
+    """The age of a job's last durable snapshot, why there is none since, and who waits for one."""
+    why = [f"the last one failed: {found.problem}"] if found.problem else []
+    why += ["programs that write to the job wait for the next one"] if found.awaited else []
     if not found.number:
-        return f"no durable snapshot; {failed}"
+        return "; ".join(["no durable snapshot", *why])
     size, age = f"{found.bytes:,} bytes in {found.seconds:.1f} s", seconds_text(max(0.0, at - found.taken_at))
     text = f"durable snapshot {found.number} ({found.path}): {size}, {age} ago"
-    return f"{text}; {failed}" if failed else text
+    return "; ".join([text, *why])
 
 
 def _show_what_stands(job: JobInfo) -> None:
@@ -323,7 +324,7 @@ def _show_what_stands(job: JobInfo) -> None:
         out.print(f"the last pause failed: {job.pause_problem}")
     if (saved := job.savepoint).number:
         out.print(f"savepoint {saved.number} ({saved.path}): {savepoint_text(saved)}")
-    if job.durable.number or job.durable.problem:
+    if job.durable.number or job.durable.problem or job.durable.awaited:
         out.print(durable_text(job.durable, job.at))
     if job.fallbacks:
         out.print(f"went back to a snapshot as a whole: {counted(job.fallbacks, 'time')}")

@@ -111,6 +111,7 @@ from minishuffle.wire.messages import (
     ReleaseJob,
     Shutdown,
     TakeSnapshots,
+    TaskReport,
     WitnessedPositions,
     WorkerAddress,
     WorkerLost,
@@ -804,6 +805,16 @@ class CoordinatorState:
             for reader in sorted(job.readers_of(worker)):
                 self._send_to(reader, TakeSnapshots(term=self._facts.term, job=job.id))
 
+    def _hasten_receipts(self, job: Job, worker: int, report: TaskReport, now: float) -> None:
+        """Have snapshots taken for programs that wait for their receipts. While a vertex waits for its first
+        row no durable snapshot can be taken: a program that waits may have to write that row."""
+        is_sooner = job.receipts_wait(report.attempt.subtask.key, report.awaits_cut, self._wall(now))
+        reads_ahead = report.awaits_cut >= 0 and job.reads_ahead(worker)
+        if is_sooner or reads_ahead:
+            self._touch(job)
+        for each in job.subtasks.open_workers() if report.awaits_snapshot else ():
+            self._send_to(each, TakeSnapshots(term=self._facts.term, job=job.id))
+
     def _heartbeat(self, worker: Worker, message: Heartbeat, now: float) -> None:
         if message.worker != worker.worker or message.epoch < worker.epoch:
             self.ignored += 1
@@ -826,8 +837,7 @@ class CoordinatorState:
                     self._touch_waiting()
                 if paused != job.state:
                     self._touch(job)
-                if report.awaits_cut >= 0 and job.receipts_wait(report.awaits_cut, self._wall(now)):
-                    self._touch(job)
+                self._hasten_receipts(job, worker.worker, report, now)
                 self._recorder.reported(job, report.attempt.subtask.key)
                 self._streams.note_report(report, self._wall(now))
 

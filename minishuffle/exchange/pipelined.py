@@ -45,6 +45,7 @@ class PipelinedPartition:
         whole_batches: for consumers in this process; None: they get bytes as all others.
         buffer_size: bytes that are put into a buffer before its consumer says otherwise (NewBufferSize);
             None: as many as have room.
+        on_stable: (loop) called with the row below which the consumer's snapshots cover all.
     """
 
     def __init__(
@@ -62,12 +63,15 @@ class PipelinedPartition:
         closed: Iterable[int] = (),
         whole_batches: WholeBatches | None = None,
         buffer_size: int | None = None,
+        on_stable: Callable[[int], None] = lambda row: None,
     ) -> None:
         self.id = partition_id
         self._full = full
         self._first = consumers.start
         self.subpartitions = [
-            PipelinedSubpartition(each, notify, flushing, drops=drops, buffer_size=buffer_size)
+            PipelinedSubpartition(
+                each, notify, flushing, drops=drops, buffer_size=buffer_size, on_stable=on_stable
+            )
             for each in consumers
         ]
         self.close(closed)

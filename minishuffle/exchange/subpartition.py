@@ -83,6 +83,8 @@ class PipelinedSubpartition:
         drops: what is written while no consumer is attached is dropped, once there has been one.
         buffer_size: bytes that are put into a buffer before a consumer says otherwise; None: as many as have
             room.
+        on_stable: (loop) the consumer's snapshots cover rows below that number. Nothing is retained here for
+            that: whoever writes may keep them.
     """
 
     __slots__ = (
@@ -110,6 +112,7 @@ class PipelinedSubpartition:
         "flushing",
         "held",
         "notified",
+        "on_stable",
         "rows",
         "rows_discarded",
         "rows_suspected",
@@ -126,6 +129,7 @@ class PipelinedSubpartition:
         *,
         drops: bool = False,
         buffer_size: int | None = None,
+        on_stable: Callable[[int], None] = lambda row: None,
     ) -> None:
         self.consumer = consumer
         self.buffer_size = buffer_size
@@ -157,7 +161,7 @@ class PipelinedSubpartition:
         """(Reader.) The same, while ``suspected``."""
         self.error: ShuffleError | None = None
         """(Reader.) Why the producer has failed, if it has."""
-        self._drops, self._notify = drops, notify
+        self._drops, self._notify, self.on_stable = drops, notify, on_stable
         self._queue: deque[BufferBuilder | WholeBatch | Event] = deque()
         self._open: BufferBuilder | None = None
         # The writer's.
@@ -172,8 +176,7 @@ class PipelinedSubpartition:
         # The reader's.
         self._lost: CancelReason | None = None
         """Why the consumer has gone whose rows a barrier keeps from being dropped."""
-        self._discarded = False
-        self._polled = 0
+        self._discarded, self._polled = False, 0
         self._unfinished_rows: int | None = None
         """Rows of the element whose beginning was polled or discarded, and whose end was not; 0 once the
         view that has sent the beginning has ended. None: there is no such element."""
@@ -531,7 +534,8 @@ class PipelinedView:
             self._subpartition.resume(barrier)
 
     def make_stable(self, version: int, row: int) -> None:
-        """Nothing is retained for a snapshot."""
+        if self.current:
+            self._subpartition.on_stable(row)
 
     def release(self, reason: CancelReason) -> None:
         """The consumer went away. What is queued stays for the next view, or is dropped; idempotent."""

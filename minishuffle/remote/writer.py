@@ -82,6 +82,12 @@ class StreamWriter:
     element, and what the task has taken since the position that the coordinator knows. If rows before them
     are wanted, the attempt fails, and another one brings them.
 
+    In a job that loses nothing the task may go back further, and says which rows are *stable*: none of them
+    is asked for again. The writer keeps all others, also those of an earlier attempt that it passes over.
+    With so many bytes kept it waits until some are stable, between two batches (one may exceed the bound). It
+    never fails for that: the job takes snapshots sooner from half of the bound on, and as long as none can be
+    taken the writer stands.
+
     Args:
         write: names the write; the same for all its partitions, and when it is repeated.
         partitions: how many it has, 0 if not known. Watermarks wait for all of them.
@@ -118,6 +124,8 @@ class StreamWriter:
         self._skipped_checksum = 0
         self._kept: deque[_Kept] = deque()
         self._kept_bytes = 0
+        self._stable = -1
+        """Rows below need not be kept, others must; -1: the last ones are kept. The loop raises it."""
         self._ended = False
         """The program has written everything."""
         self._verifies = True
@@ -132,6 +140,7 @@ class StreamWriter:
 
     def __enter__(self) -> StreamWriter:
         self._reply = self._ask(AWAY_SECONDS_MAX)
+        self._note_stable(self._reply.stable)
         if not self._reply.complete:
             try:
                 self._connect()
@@ -182,6 +191,7 @@ class StreamWriter:
             lambda subpartition: connection.paths.notify(subpartition),
             connection.counters,
             flushing=Flush.ADAPTIVE,  # The next write may be long in coming.
+            on_stable=lambda row: self._on_stable(connection, row),
         )
         pool.on_available(lambda: connection.paths.bell.ring())
         self._connection = self._stack.enter_context(connection)
@@ -194,6 +204,15 @@ class StreamWriter:
                 self._attached = True
             elif isinstance(event, PartitionReleased) and self._connection is not None:
                 self._connection.paths.bell.ring()
+
+    def _on_stable(self, connection: ExternalConnection, row: int) -> None:
+        """(Loop.) Rows below are never asked for again."""
+        self._note_stable(row)
+        connection.paths.bell.ring()
+
+    def _note_stable(self, row: int) -> None:
+        """What was stable once remains so, whatever the next attempt of the task knows of it."""
+        self._stable = max(self._stable, row)
 
     def _reconnect(self, error: ShuffleError) -> None:
         """Go on over another connection, behind what the job has. ``error`` ended the last one.
@@ -244,6 +263,7 @@ class StreamWriter:
             except UsageError:
                 self._check_job()  # its end may be the reason, and knows the cause
                 raise
+        self._note_stable(self._opened.stable)
         if self._opened.rows > before:
             self._reconnects_left = RECONNECTS_MAX
         self._verifies = self._verifies and not self.rows
@@ -268,10 +288,11 @@ class StreamWriter:
     def _send_again(self) -> None:
         """Raises TaskCancelled: the connection has ended."""
         at = self._opened.rows
-        while self._kept and self._kept[0].end <= at:
-            self._kept_bytes -= self._kept.popleft().batch.nbytes
-        for begin, batch in list(self._kept):
-            self._partition.write(0, *encode(Batch(batch.slice(max(0, at - begin))), narrows=False))
+        self._forget(at if self._stable < 0 else self._stable)
+        for kept in list(self._kept):
+            if kept.end > at:
+                rest = kept.batch.slice(max(0, at - kept.begin))
+                self._partition.write(0, *encode(Batch(rest), narrows=False))
         if self._ended:
             self._send_end()
 
@@ -281,7 +302,8 @@ class StreamWriter:
     # --- the program's thread --------------------------------------------------------------------
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write a batch; waits while the job takes nothing, or the task that takes it restarts.
+        """Write a batch; waits while the job takes nothing, or the task that takes it restarts, and while as
+        much is kept as may be.
 
         Raises:
             UsageError: its schema is not the stream's, or a retry brings other rows than were there.
@@ -293,6 +315,7 @@ class StreamWriter:
         for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
             piece = batch.slice(start, BATCH_ROWS_MAX)
             while rows := piece.num_rows:
+                self._await_room()  # before the next look at what is there: it may be less then
                 count = self._rows_of_a_kind(rows)
                 self._write_piece(piece.slice(0, count))
                 piece = piece.slice(count)
@@ -307,13 +330,14 @@ class StreamWriter:
     def _write_piece(self, piece: pa.RecordBatch) -> None:
         begin = self.rows
         self.rows += piece.num_rows
-        if begin < self._opened.rows:
+        connection, is_there = self._connection, begin < self._opened.rows
+        if connection is not None and (self.rows > self._stable if self._stable >= 0 else not is_there):
+            self._keep(_Kept(begin, piece))
+        if is_there:
             self._pass_over(piece, begin)
             return
-        connection = self._connection
         if connection is None:
             return
-        self._keep(_Kept(begin, piece))
         try:
             # What is on the way must not be more than what is kept, which is counted in the batches' bytes.
             self._partition.write(0, *encode(Batch(piece), narrows=False))
@@ -330,8 +354,28 @@ class StreamWriter:
     def _keep(self, kept: _Kept) -> None:
         self._kept.append(kept)
         self._kept_bytes += kept.batch.nbytes
-        while self._kept_bytes > WRITER_KEPT_BYTES_MAX and len(self._kept) > 1:
+        while self._stable < 0 and self._kept_bytes > WRITER_KEPT_BYTES_MAX and len(self._kept) > 1:
             self._kept_bytes -= self._kept.popleft().batch.nbytes
+
+    def _forget(self, row: int) -> None:
+        """Keep no batch of which all rows are below that one."""
+        while self._kept and self._kept[0].end <= row:
+            self._kept_bytes -= self._kept.popleft().batch.nbytes
+
+    def _await_room(self) -> None:
+        """Wait until less is kept than may be.
+
+        Raises: as :meth:`write`.
+        """
+        while (connection := self._connection) is not None and self._stable >= 0:
+            connection.paths.bell.clear()
+            self._forget(self._stable)
+            if self._kept_bytes < WRITER_KEPT_BYTES_MAX:
+                return
+            if connection.error is not None:
+                self._reconnect(connection.error)
+            else:
+                connection.paths.bell.wait(ACKNOWLEDGE_LOOK_SECONDS)
 
     def _check_skipped(self) -> None:
         opened = self._opened

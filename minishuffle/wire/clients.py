@@ -241,6 +241,9 @@ class UpstreamOpened(ControlMessage):
     """Size of the worker's network buffers: buffers sent to it must not be larger."""
     base: int = 0
     """Rows below are not sent again, even if they were lost: see ``WritePosition``."""
+    stable: OrNone = -1
+    """Rows below are never asked for again. The writer keeps all behind them until it hears that they are
+    stable, too (``Stable``); -1: it hears of none, and keeps as much as can be on the way."""
 
 
 class BeginWrite(ControlMessage):
@@ -303,6 +306,8 @@ class UpstreamExpected(ControlMessage):
     segment_bytes: int = 0
     error: ErrorInfo | None = None
     base: int = 0
+    stable: OrNone = -1
+    """As in UpstreamOpened."""
 
 
 class CommitWrite(ControlMessage):

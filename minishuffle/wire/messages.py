@@ -159,6 +159,9 @@ class TaskReport(ControlMessage):
     standing: Standing = Standing()
     awaits_cut: OrNone = -1
     """Receipts wait for the durable snapshot of that number, or a later one; 0: for the next that begins."""
+    awaits_snapshot: bool = False
+    """A program that writes to it waits, or is about to, for snapshots that the tasks of the job take of
+    themselves."""
 
 
 class PeerReport(ControlMessage):
@@ -695,7 +698,7 @@ class CutComplete(ControlMessage):
 
 class TakeSnapshots(ControlMessage):
     """The tasks of the job on this worker are to take local snapshots soon: another worker, from whose tasks
-    they read, retains half of what it may."""
+    they read, retains half of what it may. Or a program that writes to the job keeps half of its bound."""
 
     type: Literal["take_snapshots"] = "take_snapshots"
     term: int

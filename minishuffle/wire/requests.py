@@ -287,6 +287,8 @@ class DurableInfo(ControlMessage):
     failed: int = 0
     problem: str = ""
     """Why the last one failed; empty: it did not."""
+    awaited: bool = False
+    """Programs that write to the job wait for the next one."""
 
 
 class CancelSubmission(ControlMessage):

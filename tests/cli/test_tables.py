@@ -246,6 +246,11 @@ def test_a_job_shows_its_restarts_and_what_they_cost(capsys: pytest.CaptureFixtu
             DurableInfo(number=3, path="/s/j1", taken_at=100.0, problem="disk full"),
             "durable snapshot 3 (/s/j1): 0 bytes in 0.0 s, 7.0 s ago; the last one failed: disk full",
         ),
+        (
+            DurableInfo(problem="disk full", awaited=True),
+            "no durable snapshot; the last one failed: disk full; programs that write to the job wait for "
+            "the next one",
+        ),
     ],
 )
 def test_a_job_says_how_old_its_last_durable_snapshot_is(

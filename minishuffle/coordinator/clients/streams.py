@@ -618,6 +618,7 @@ class Streams:
             complete=message.complete,
             segment_bytes=message.segment_bytes,
             base=message.base,
+            stable=message.stable,
         )
         return self._pending.answer(pending, opened)
 

@@ -12,7 +12,7 @@ one is complete, or by the next coordinator: a worker may have been writing ther
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Final
 
@@ -77,6 +77,8 @@ class JobCuts(CutsRecord):
 
     work: list[FolderWork] = field(default_factory=list, repr=False)
     """For the coordinator's process; see :meth:`take_work`."""
+    awaited: set[TaskKey] = field(default_factory=set, repr=False)
+    """Tasks to which programs write that wait for receipts; each heartbeat says so anew."""
 
     def want(self, at: float, interval: float) -> None:
         """The job takes one each ``interval``; 0: none."""
@@ -97,6 +99,13 @@ class JobCuts(CutsRecord):
         """Much is retained that the next one frees: it is due now."""
         if self.next_at:
             self.next_at = min(self.next_at, at)
+
+    def note_receipts(self, key: TaskKey, *, are_awaited: bool) -> None:
+        """Programs that write to a task wait for receipts by the next, or none does any more."""
+        if are_awaited:
+            self.awaited.add(key)
+        else:
+            self.awaited.discard(key)
 
     def hasten_receipts(self, awaited: int, began: float, at: float) -> bool:
         """Receipts wait for one of the number ``awaited``, or a later one (0: for the next); the last one has
@@ -157,8 +166,8 @@ class JobCuts(CutsRecord):
         work, self.work = self.work, []
         return work
 
-    def info(self) -> DurableInfo:
-        """For clients."""
+    def info(self, running: Collection[TaskKey] = ()) -> DurableInfo:
+        """For clients, of a job of which these tasks run."""
         last = self.kept[-1] if self.kept else None
         return DurableInfo(
             number=0 if last is None else last.point.number,
@@ -169,6 +178,7 @@ class JobCuts(CutsRecord):
             taken=self.taken,
             failed=self.failed,
             problem=self.problem,
+            awaited=not self.awaited.isdisjoint(running),
         )
 
     def validate(self) -> None:

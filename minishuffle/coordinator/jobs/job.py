@@ -427,7 +427,7 @@ class Job:
             pause_problem=self.pause.problem,
             pause_left=self._left() if self.pause.phase == "paused" else [],
             savepoint=self.savepoint.info(),
-            durable=self.cuts.info(),
+            durable=self.cuts.info({task.key for task in self.subtasks.values() if task.runs}),
             fallbacks=self.fallback.count,
             links_broken=self.links.infos(),
             flow_control=self.graph.settings.flow_control,
@@ -1123,10 +1123,13 @@ class Job:
         self.cuts.hasten(at)
         return True
 
-    def receipts_wait(self, awaited: int, at: float) -> bool:
-        """Receipts of a task wait for a durable snapshot: see :meth:`JobCuts.hasten_receipts`; False: none
-        begins sooner for that."""
-        return not self.cut.under_way and self.cuts.hasten_receipts(awaited, self.cut.began, at)
+    def receipts_wait(self, key: TaskKey, awaited: int, at: float) -> bool:
+        """Receipts of a task wait for a durable snapshot, or for none if ``awaited`` is -1: see
+        :meth:`JobCuts.hasten_receipts`; False: none begins sooner for that."""
+        self.cuts.note_receipts(key, are_awaited=awaited >= 0)
+        if awaited < 0 or self.cut.under_way:
+            return False
+        return self.cuts.hasten_receipts(awaited, self.cut.began, at)
 
     def worker_returned(self, worker: int, at: float) -> None:
         """A worker has come back, and may not have got what it was sent."""

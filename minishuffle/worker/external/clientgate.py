@@ -13,6 +13,12 @@ snapshots of the task, and the receipt follows once no next attempt begins befor
 does not go back to before it: programs send again what came behind the snapshot with which the task goes on.
 Event time does not wait for the receipt, nor does a commit fail that comes before it: it waits.
 
+So that a writer has whatever may be asked for again, it keeps what it has sent until it hears that the rows
+are stable, as the partitions of tasks do (``Stable``). At its bound it waits. At half of that snapshots are
+begun for it: what was taken of a partition is counted here for that, and marked every WRITER_MARK_BYTES. How
+much a writer keeps of what came before the attempt of the task is not known here; so a durable snapshot is
+begun for that, too.
+
 What other sources do not have is the channels: credit, a link that breaks while the task goes on, and
 attempts of a program that supersede each other.
 
@@ -36,6 +42,8 @@ from minishuffle.errors import PeerLost, ShuffleError, Superseded, UsageError
 from minishuffle.exchange.channels import Attachment, InputChannel
 from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.gate import Element, InputGate, SplitChange, SplitChannels
+from minishuffle.exchange.rownumbers import NO_VERSION, ChannelRows
+from minishuffle.limits import WRITER_KEPT_BYTES_MAX, WRITER_MARK_BYTES
 from minishuffle.wire.clients import partition_split, write_and_partition
 from minishuffle.wire.packed import Cursor, SplitPosition
 from minishuffle.worker.sources.leases import SourceLeases
@@ -71,6 +79,14 @@ class Progress:
     """It has its receipt, or may have it: nothing begins before its end any more."""
     expected: bool = False
     """The attempt was let in, and its program has yet to come."""
+    bytes: int = 0
+    """Taken by this attempt of the task, which writes it."""
+    marked: int = 0
+    """``bytes`` at the last mark."""
+    stable: int = 0
+    """Rows below are never asked for again: nothing begins before them."""
+    stable_bytes: int = 0
+    """``bytes`` at that row."""
     channel: UpstreamChannel | None = None
     """The channel of the attempt that writes now."""
     waiting: list[Callable[[Progress], None]] = field(default_factory=list)
@@ -131,6 +147,10 @@ class UpstreamChannel(InputChannel):
     def end(self, attachment: Attachment) -> None:
         """The gate closes the channel, which is the receipt, once the end counts."""
 
+    def be_stable(self, rows: int) -> None:
+        """(Loop.) The writer need not keep the rows below that number; it hears so when it has answered."""
+        self.make_stable(ChannelRows(self.producer, NO_VERSION, rows))
+
     def cut(self) -> None:
         """(Loop.) Take nothing more from this attempt; what is queued is still read."""
         self.disconnect(PeerLost("a newer attempt took the partition over"))
@@ -187,9 +207,11 @@ class UpstreamGate:
         self._writes.setdefault(write, _Write()).partitions[partition] = progress
         self._splits = max(self._splits, progress.split + 1)
         if progress.ended:
-            self._leases.ended_before(partial(self._complete, progress, progress.rows))
-        else:
-            self._open_partition(progress)
+            self._leases.read_before(partial(self._complete, progress, progress.rows))
+            return
+        if progress.rows and self._leases.is_held:
+            self._leases.read_before(partial(self._make_stable, progress, progress.rows, 0))
+        self._open_partition(progress)
 
     # --- task ------------------------------------------------------------------------------------
 
@@ -211,6 +233,17 @@ class UpstreamGate:
         self._leases.take(element.rows, self._clock())
         progress.rows, progress.checksum = progress.rows + element.rows, checksum
         progress.ended = False  # An attempt after one that had ended brings more.
+        if self._leases.is_held:
+            progress.bytes += len(element.payload)
+            if progress.bytes - progress.marked >= WRITER_MARK_BYTES:
+                self._mark(progress)
+
+    def _mark(self, progress: Progress) -> None:
+        """Have its writer hear when what was taken so far is stable."""
+        progress.marked = progress.bytes
+        is_urgent = progress.bytes - progress.stable_bytes >= WRITER_KEPT_BYTES_MAX // 2
+        receipt = partial(self._make_stable, progress, progress.rows, progress.bytes)
+        self._leases.mark(receipt, is_urgent=is_urgent)
 
     @property
     def upcoming(self) -> Iterator[int]:
@@ -410,7 +443,20 @@ class UpstreamGate:
         channel = UpstreamChannel(self.gate, known, progress, disconnect)
         progress.channel, progress.expected = channel, False
         self.gate.channels.append(channel)
+        if progress.stable:
+            channel.be_stable(progress.stable)
         return channel
+
+    def stable(self, progress: Progress) -> int:
+        """The rows of a partition that its writer need not keep; -1: it is not told which."""
+        return progress.stable if self._leases.is_held else -1
+
+    def _make_stable(self, progress: Progress, rows: int, size: int) -> None:
+        """Nothing begins before so many rows of a partition any more, of which so many bytes were taken in
+        this attempt of the task."""
+        progress.stable, progress.stable_bytes = rows, size
+        if progress.channel is not None:
+            progress.channel.be_stable(rows)
 
     def _complete(self, progress: Progress, rows: int) -> None:
         """Nothing begins before the end of a partition any more, which was read behind so many rows."""

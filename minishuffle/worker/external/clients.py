@@ -332,6 +332,7 @@ class ExternalClients:
                     complete=progress.complete,
                     segment_bytes=self._deployment.services.pool.segment_bytes,
                     base=progress.base,
+                    stable=gate.stable(progress),
                 )
             )
 
@@ -339,7 +340,8 @@ class ExternalClients:
         if attempt is None or (attempt.paths.cancelled and attempt.task.state != "finished"):
             return  # As when a write begins.
         try:
-            self._gate(message).expect(
+            gate = self._gate(message)
+            gate.expect(
                 message.write,
                 message.partition,
                 message.attempt,

@@ -71,15 +71,19 @@ class _Cut:
 
 
 @dataclass(slots=True)
-class _HeldEnd:
-    """The end of a split, whose receipt waits for a safe snapshot of the task, and perhaps for a complete
-    durable one."""
+class _HeldPlace:
+    """A place in a split whose receipt waits for a safe snapshot of the task, and perhaps for a complete
+    durable one: the end, or a mark. The writer keeps the rows behind the last mark that has its receipt."""
 
     receipt: Callable[[], None]
     cut: float
     """The number of the first durable snapshot that covers it; inf: none does so far; 0: none need."""
     snapshot: float = math.inf
     """The same of the task's own."""
+    hastens_cut: bool = True
+    """A durable snapshot is to begin soon for it."""
+    hastens_snapshot: bool = False
+    """The job's tasks are to take snapshots of their own soon for it."""
 
 
 class SourceLeases:
@@ -93,6 +97,8 @@ class SourceLeases:
 
     The receipt of what a program has written waits likewise, but for the newest durable snapshot alone: a
     job with such receipts goes back to no other (``Job._fall_back``), and a program waits for one, not two.
+    So does, for places within a split, what its writer hears of the rows that it need not keep
+    (:meth:`mark`).
 
     Args:
         report: called on the loop with a table of positions for the coordinator, and the seconds within which
@@ -144,8 +150,8 @@ class SourceLeases:
         """Held, for a few steps, by whoever uses the ledger. The loop does not wait for it."""
         self._posted = self._arrived = 0
         """Number of reports posted by the task, and number of reports that have arrived on the loop."""
-        self._held_ends: deque[_HeldEnd] = deque()
-        """The task adds, the loop removes."""
+        self._held_places: deque[_HeldPlace] = deque()
+        """In the order in which snapshots come to cover them. The task adds, the loop removes."""
         self._cut_alone = self._covered_alone = 0
         """The last durable snapshot that the task took its state for without a holder of its own snapshots,
         and the last of these that is complete: the task goes on from nothing earlier."""
@@ -312,8 +318,8 @@ class SourceLeases:
 
     def snapshot(self, number: int) -> None:
         """The snapshot of that number is taken now: all that was read is passed on."""
-        for end in tuple(self._held_ends):  # copied in one step
-            end.snapshot = min(end.snapshot, number)
+        for place in tuple(self._held_places):  # copied in one step
+            place.snapshot = min(place.snapshot, number)
         for cut in self._cuts:
             cut.snapshot = min(cut.snapshot, number)
 
@@ -325,8 +331,8 @@ class SourceLeases:
             passed = self._cuts.pop().positions | passed
         self._cuts.append(_Cut(number, passed, is_alone))
         self._cut_alone = number if is_alone else self._cut_alone
-        for end in tuple(self._held_ends):  # copied in one step
-            end.cut = min(end.cut, number)
+        for place in tuple(self._held_places):  # copied in one step
+            place.cut = min(place.cut, number)
 
     def end(self, split: int, receipt: Callable[[], None] | None = None) -> None:
         """All rows of a split were read. ``receipt`` is called on the loop: once the coordinator knows, if it
@@ -337,15 +343,22 @@ class SourceLeases:
                 if receipt is not None:
                     self._ends[split] = receipt
         elif receipt is not None and self._held:
-            self._held_ends.append(_HeldEnd(receipt, self._first_cut))
+            self._held_places.append(_HeldPlace(receipt, self._first_cut))
         elif receipt is not None:
             self._paths.post(receipt)
 
-    def ended_before(self, receipt: Callable[[], None]) -> None:
-        """(Before anything is read.) An earlier attempt has read the end of a split. Its snapshots cover
-        that; whether a durable one does is not known."""
+    def mark(self, receipt: Callable[[], None], *, is_urgent: bool) -> None:
+        """(A task of which snapshots are taken.) All that was read so far is in its splits: ``receipt`` is
+        called on the loop once no attempt begins before. ``is_urgent``: have snapshots taken soon for
+        that."""
+        place = _HeldPlace(receipt, self._first_cut, hastens_cut=is_urgent, hastens_snapshot=is_urgent)
+        self._held_places.append(place)
+
+    def read_before(self, receipt: Callable[[], None]) -> None:
+        """(Before anything is read.) An earlier attempt has read that much of a split, or its end. Its
+        snapshots cover that; whether a durable one does is not known."""
         if self._first_cut:
-            self._held_ends.append(_HeldEnd(receipt, self._first_cut, snapshot=0))
+            self._held_places.append(_HeldPlace(receipt, self._first_cut, snapshot=0))
         else:
             receipt()
 
@@ -373,21 +386,33 @@ class SourceLeases:
         self._paths.bell.ring()
 
     def _give_receipts(self) -> None:
-        while self._held_ends and self._is_covered(self._held_ends[0]):
-            self._held_ends.popleft().receipt()
+        while self._held_places and self._is_covered(self._held_places[0]):
+            self._held_places.popleft().receipt()
 
-    def _is_covered(self, end: _HeldEnd) -> bool:
-        is_safe = end.snapshot <= self._safe_number or 0 < end.cut <= self._covered_alone
-        return is_safe and end.cut <= self._covered_number
+    def _is_covered(self, place: _HeldPlace) -> bool:
+        is_safe = place.snapshot <= self._safe_number or 0 < place.cut <= self._covered_alone
+        return is_safe and place.cut <= self._covered_number
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the next attempt goes on at a snapshot of this one."""
+        return self._held
 
     @property
     def awaited_cut(self) -> int:
         """The number of a durable snapshot for which receipts wait, or for a later one; 0: for the next that
         begins; -1: for none."""
-        last = self._held_ends[-1].cut if self._held_ends else 0
+        last = max((each.cut for each in tuple(self._held_places) if each.hastens_cut), default=0)
         if last <= self._covered_number:
             return -1
         return int(last) if math.isfinite(last) else 0
+
+    @property
+    def awaits_snapshot(self) -> bool:
+        """Whether something urgent waits for the task's own snapshots alone. These wait for those of its
+        consumers."""
+        covered = self._covered_number
+        return any(each.hastens_snapshot and each.cut <= covered for each in tuple(self._held_places))
 
     def cut_complete(self, number: int, kept: int, *, freed: bool) -> None:
         """The durable snapshot of that number is complete, and the job goes back to none before ``kept``;

@@ -769,6 +769,7 @@ class Attempt:
             in_hand=self.paths.calls.in_hand,
             standing=self.standing(),
             awaits_cut=self.task.leases.awaited_cut,
+            awaits_snapshot=self.task.leases.awaits_snapshot,
         )
 
     def standing(self) -> Standing:

@@ -37,6 +37,7 @@ from minishuffle.wire.messages import (
     DeployTasks,
     ErrorInfo,
     PauseTasks,
+    TakeSnapshots,
     TaskReport,
     TaskSpec,
     WriteState,
@@ -504,6 +505,27 @@ def awaits(cuts: Cuts, number: int) -> None:
     attempt = AttemptId.of(cuts.job, 0, 0, 1)
     report = TaskReport(attempt=attempt, counters=TaskCounters(), awaits_cut=number)
     cuts.cluster.heartbeat(cuts.workers[0], [report])
+
+
+def test_a_job_says_that_programs_wait_for_the_next_one(cuts_of: CutsOf) -> None:
+    cuts = cuts_of({"stream": "clicks"})
+    awaits(cuts, 0)
+    assert cuts.cluster.show(cuts.job).durable.awaited
+    awaits(cuts, -1)
+    assert not cuts.cluster.show(cuts.job).durable.awaited
+    awaits(cuts, 0)
+    cuts.cluster.report(cuts.workers[0], (cuts.job, 0, 0), "finished")
+    assert not cuts.cluster.show(cuts.job).durable.awaited
+
+
+def test_all_tasks_of_a_job_take_snapshots_for_a_writer_that_waits_for_these_alone(cuts_of: CutsOf) -> None:
+    """That of the task alone would not do: the next attempt begins where its consumers may ask."""
+    cuts = cuts_of({"stream": "clicks"})
+    report = TaskReport(
+        attempt=AttemptId.of(cuts.job, 0, 0, 1), counters=TaskCounters(), awaits_snapshot=True
+    )
+    cuts.cluster.heartbeat(cuts.workers[0], [report])
+    assert [[each.job for each in worker.got(TakeSnapshots)] for worker in cuts.workers] == [[cuts.job]] * 2
 
 
 def test_receipts_of_writes_have_the_next_one_begin_within_a_second(cuts_of: CutsOf) -> None:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minishuffle.counters import TaskCounters
 from minishuffle.errors import TaskFailed
+from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.messages import (
     CancelTasks,
@@ -15,6 +17,7 @@ from minishuffle.wire.messages import (
     PauseTasks,
     ReleaseJob,
     Shutdown,
+    TaskReport,
     TasksRestarted,
 )
 from minishuffle.wire.packed import SplitPosition, pack_positions
@@ -327,6 +330,17 @@ def test_rows_that_are_retained_are_there_to_be_read_and_come_again_from_the_nex
     (deployed,) = [each for each in workers[COUNT].got(DeployTasks) if each.tasks]
     assert all(gate.guaranteed for gate in deployed.tasks[0].inputs)
     assert [list(deployed.channels(gate)) for gate in deployed.tasks[0].inputs] == [[(0, 2, 1)], [(0, 1, 2)]]
+
+
+def test_what_a_program_has_written_is_read_whoever_waited_for_more_if_it_waits_for_a_durable_snapshot(
+    cluster: FakeCluster,
+) -> None:
+    """None is taken before, and the program may write what the other input waits for behind it."""
+    workers = start(cluster, "all", guarantee="at_least_once")
+    readable(cluster, workers, EARLY, FROM_EARLY)
+    report = TaskReport(attempt=AttemptId.of("j1", EARLY, 0, 1), counters=TaskCounters(), awaits_cut=0)
+    cluster.heartbeat(workers[EARLY], [report])
+    assert where(cluster)["count"] == ("created", 1, 3)
 
 
 @pytest.mark.parametrize("guarantee", ["loss", "at_least_once"])

@@ -19,6 +19,7 @@ from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import BufferFlags, DataType, EventKind, PartitionRequest
 from minishuffle.wire.packed import Cursor, SplitPosition, unpack_positions
+from minishuffle.worker.external import clientgate
 from minishuffle.worker.external.clientgate import UPSTREAM_EDGE, Progress, UpstreamChannel, UpstreamGate
 from minishuffle.worker.sources.leases import SourceLeases
 from support.frames import buffer_header
@@ -354,6 +355,105 @@ def test_an_attempt_that_brings_more_than_the_one_before_waits_for_its_own_end()
     stand.leases.cut(2, is_alone=True)
     stand.leases.cut_complete(2, 1, freed=True)
     assert channel.progress.complete and stand.gate.positions()[0].end == 8
+
+
+class Marking(Stand):
+    """In a job that loses nothing, whose writers keep 80 bytes of rows, of which ten are a mark."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *resumed: SplitPosition, cuts: bool = True) -> None:
+        monkeypatch.setattr(clientgate, "WRITER_MARK_BYTES", 10)
+        monkeypatch.setattr(clientgate, "WRITER_KEPT_BYTES_MAX", 80)
+        super().__init__(held=True, cuts=cuts)
+        self.gate.resume(list(resumed))
+        self.channel = self.open()
+        self.link: Any = self.channel.attachment.link  # type: ignore[union-attr]
+
+    def take(self, rows: int) -> None:
+        """That many, of at least ten bytes each."""
+        for _ in range(rows):
+            arrive(self.channel, "ten bytes, or more")
+            self.rows()
+
+    def cut(self, number: int) -> None:
+        self.leases.cut(number, is_alone=False)
+
+    def stable(self) -> int:
+        """What a writer hears that opens now; it is what the one that is there has heard."""
+        heard = self.link.connection._stable.get(consumer_of(self.channel).id, (0, 0))[1]
+        assert heard == self.upstreams.stable(self.channel.progress)
+        return int(heard)
+
+
+def test_a_writer_hears_which_rows_are_stable(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = Marking(monkeypatch)
+    stand.take(2)
+    stand.leases.snapshot(1)
+    stand.cut(1)
+    stand.take(1)
+    stand.leases.safe(1)
+    assert stand.stable() == 0, "the job may go back to its beginning"
+    stand.leases.cut_complete(1, 1, freed=False)
+    assert stand.stable() == 2
+    stand.leases.snapshot(2)
+    stand.leases.safe(2)
+    assert stand.stable() == 2
+    stand.cut(2)
+    stand.leases.cut_complete(2, 1, freed=False)
+    assert stand.stable() == 3
+
+
+def test_from_half_of_what_a_writer_keeps_on_a_durable_snapshot_begins_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand = Marking(monkeypatch)
+    size = len(b"".join(bytes(part) for part in encode(Batch(["ten bytes, or more"]))[1][1:]))
+    rows = -(-40 // size)
+    stand.take(rows - 1)
+    assert stand.leases.awaited_cut == -1
+    stand.take(1)
+    assert stand.leases.awaited_cut == 0
+    stand.leases.snapshot(1)
+    stand.cut(1)
+    stand.take(1)
+    stand.leases.safe(1)
+    stand.leases.cut_complete(1, 1, freed=False)
+    assert stand.stable() == rows
+    stand.leases.snapshot(2)
+    stand.leases.safe(2)
+    stand.cut(2)
+    stand.leases.cut_complete(2, 1, freed=False)
+    stand.take(rows - 1)
+    assert stand.leases.awaited_cut == -1, "half of it is counted anew from what is stable"
+
+
+def test_where_there_are_no_durable_snapshots_others_begin_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = Marking(monkeypatch, cuts=False)
+    stand.take(4)
+    assert stand.leases.awaits_snapshot and stand.leases.awaited_cut == -1
+    stand.leases.snapshot(1)
+    stand.leases.safe(1)
+    assert stand.stable() == 4 and not stand.leases.awaits_snapshot
+
+
+@pytest.mark.parametrize("cuts", [False, True])
+def test_a_restarted_task_has_a_durable_snapshot_begin_for_what_was_read_before(
+    monkeypatch: pytest.MonkeyPatch, *, cuts: bool
+) -> None:
+    """How much of that its writer still keeps is not known; it may wait at its bound."""
+    stand = Marking(monkeypatch, there(0, 7), cuts=cuts)
+    assert stand.leases.awaited_cut == (0 if cuts else -1)
+    stand.take(1)
+    if cuts:
+        assert stand.stable() == 0
+        stand.cut(9)
+        stand.leases.cut_complete(9, 8, freed=False)
+    assert stand.stable() == 7
+
+
+def test_a_writer_whose_job_may_lose_rows_hears_of_none_that_is_stable() -> None:
+    stand = Stand()
+    channel = stand.open()
+    assert stand.upstreams.stable(channel.progress) == -1
 
 
 def test_a_write_that_nobody_knows_any_more_does_not_hold_event_time_back() -> None:

@@ -368,9 +368,14 @@ class Ends:
         number, self.ends = self.ends, self.ends + 1
         give = partial(self.receipts.append, number)
         if before:
-            self.leases.ended_before(give)
+            self.leases.read_before(give)
         else:
             self.leases.end(number, give)
+
+    def mark(self, *, is_urgent: bool = False) -> None:
+        """Something more of a split is read, which counts like an end."""
+        number, self.ends = self.ends, self.ends + 1
+        self.leases.mark(partial(self.receipts.append, number), is_urgent=is_urgent)
 
 
 def test_a_receipt_waits_for_snapshots_of_both_kinds() -> None:
@@ -432,13 +437,41 @@ def test_where_no_durable_snapshot_can_be_taken_receipts_wait_for_none() -> None
     assert ends.receipts == [0, 1]
 
 
-@given(st.lists(st.sampled_from(("end", *STEPS[1:])), max_size=30))
+def test_a_mark_has_snapshots_taken_sooner_if_it_is_urgent() -> None:
+    marks = Ends()
+    leases = marks.leases
+    marks.mark()
+    assert leases.awaited_cut == -1 and not leases.awaits_snapshot
+    marks.mark(is_urgent=True)
+    marks.mark()
+    assert leases.awaited_cut == 0 and not leases.awaits_snapshot, "a durable one is waited for first"
+    leases.cut(3, is_alone=False)
+    assert leases.awaited_cut == 3
+    leases.cut_complete(3, 3, freed=False)
+    assert leases.awaited_cut == -1 and leases.awaits_snapshot and not marks.receipts
+    leases.snapshot(1)
+    leases.safe(1)
+    assert marks.receipts == [0, 1, 2] and not leases.awaits_snapshot
+
+
+def test_where_no_durable_snapshot_can_be_taken_an_urgent_mark_has_others_taken_sooner() -> None:
+    marks = Ends(cuts=False)
+    marks.mark(is_urgent=True)
+    assert marks.leases.awaits_snapshot and marks.leases.awaited_cut == -1
+    ends = Ends(cuts=False)
+    ends.end()
+    assert not ends.leases.awaits_snapshot, "a program waits for an interval, and nothing stands"
+
+
+@given(st.lists(st.sampled_from(("end", "mark", *STEPS[1:])), max_size=30))
 def test_no_receipt_is_given_before_which_an_attempt_may_begin(steps: list[str]) -> None:
     ends, oldest, cut, complete = Ends(), 0, (0, 0, False), (0, 0)
     snapshot = (0, 0)
     for step in [*steps, *2 * ("end", "cut", "snapshot", "safe", "complete")]:
         if step == "end":
             ends.end()
+        elif step == "mark":
+            ends.mark()
         elif step == "snapshot":
             snapshot = snapshot[0] + 1, ends.ends
             ends.leases.snapshot(snapshot[0])
