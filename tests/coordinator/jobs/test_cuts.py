@@ -52,7 +52,9 @@ if TYPE_CHECKING:
 class Cuts:
     """A job on two workers that take its durable snapshots, step by step."""
 
-    def __init__(self, cluster: FakeCluster, graph: JobGraph, patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, cluster: FakeCluster, graph: JobGraph, patch: pytest.MonkeyPatch, *, slots: int = 2
+    ) -> None:
         self.cluster = cluster
         self.work: list[FolderWork] = []
         """What the coordinator's process was to do in folders."""
@@ -63,7 +65,7 @@ class Cuts:
             carry_out(step)
 
         patch.setattr(cluster, "do", do)
-        self.workers = (cluster.add(), cluster.add())
+        self.workers = (cluster.add(slots=slots), cluster.add(slots=slots))
         self.job = cluster.submit(graph)
         cluster.report_all(self.job, "running")
         self.interval = graph.settings.durable_interval
@@ -401,12 +403,19 @@ def test_a_storage_that_does_not_answer_is_asked_again_for_a_while(cuts: Cuts) -
     assert len(deployed(fresh[0]) + deployed(fresh[1])) == 4
 
 
-def test_no_wait_for_a_slot_ends_while_a_storage_does_not_answer(cuts: Cuts) -> None:
+def test_no_wait_for_a_slot_ends_while_a_storage_does_not_answer(
+    make_cluster: Callable[..., FakeCluster],
+    make_graph: Callable[..., JobGraph],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Workers may be there for long; it ends as late afterwards as it would have."""
+    graph = make_graph(restart_strategy="individual", guarantee="at_least_once", durable_interval=40)
+    cuts = Cuts(make_cluster(snapshot_dir="/s"), graph, monkeypatch, slots=1)
     cluster = cuts.cluster
     cuts.take()
-    for worker in cuts.workers:
-        cluster.lose(worker)
+    cluster.lose(cuts.workers[0])
+    assert cluster.show(cuts.job).tasks[0].state == "waiting for a slot"
+    cluster.lose(cuts.workers[1])
     for _ in range(int(cluster.settings.slot_timeout)):
         cuts.answer(StorageUnavailable("503"))
         cluster.advance(2.0)
