@@ -4,15 +4,15 @@
 
     none --the state of a task is lost--> under way --all attempts have ended, a manifest is read--> none
 
-The newest snapshot is read first, and an older one if that cannot be, or if a task then finds its state
-there broken: the durable ones of the job, then the savepoint that it was submitted from, at last its
-beginning, for which nothing is read. A storage that does not answer is asked again for a while. If sources
-of the job acknowledge, none but the durable ones are read once there was one: what precedes these does not
-come again. If programs write to the job, it is the last durable one alone, which covers what has its receipt.
-All tasks then begin with what that holds for them, and with a version of their rows of their
-own: whatever earlier attempts have sent, retained or held counts for nothing. Rows that were published
-behind the snapshot come twice. (Flink: ``RestartPipelinedRegionFailoverStrategy`` restarts from the last
-checkpoint at each failure.)
+The newest snapshot is read first, and an older one if that cannot be, or if a task then finds its state there
+broken: the durable ones of the job, then the savepoint that it was submitted from, at last its beginning, for
+which nothing is read. A storage that does not answer is asked again for a while, and no read is waited for
+longer than that. If sources of the job acknowledge, none but the durable ones are read once there was one:
+what precedes these does not come again. If programs write to the job, it is the last durable one alone, which
+covers what has its receipt. All tasks then begin with what that holds for them, and with a version of their
+rows of their own: whatever earlier attempts have sent, retained or held counts for nothing. Rows that were
+published behind the snapshot come twice. (Flink: ``RestartPipelinedRegionFailoverStrategy`` restarts from the
+last checkpoint at each failure.)
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ STORAGE_SECONDS_MAX: Final = 300.0
 """For so long a job that goes back waits for a storage that does not answer, and then takes an older
 snapshot: its beginning may be long ago."""
 ASK_AGAIN_SECONDS: Final = 1.0
+READ_SECONDS_MAX: Final = 60.0
+"""For so long at the least one read is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class JobFallback(FallbackRecord):
 
     work: list[FolderWork] = field(default_factory=list, repr=False)
     """For the coordinator's process; see :meth:`take_work`."""
+    _overdue_at: float = field(default=0.0, repr=False)
+    """When the read under way is waited for no more."""
     _found: Mapping[TaskKey, Resumption] | None = field(default=None, repr=False)
     """By subtask, the state with which it begins, once that is known."""
 
@@ -111,16 +115,17 @@ class JobFallback(FallbackRecord):
         self.count += 1
         self.until, self.problem = at + STORAGE_SECONDS_MAX, ""
         self.points = tuple(each for each in points if each.number not in self.broken)
-        self.read(job)
+        self.read(job, at)
         return self.under_way
 
     def lasted(self, at: float) -> float:
         """Seconds since the job began to go back."""
         return max(0.0, at - self.until + STORAGE_SECONDS_MAX)
 
-    def read(self, job: str) -> None:
+    def read(self, job: str, at: float) -> None:
         """Have the first of the points read, perhaps once more."""
         self._found, self.next_at = None, 0.0
+        self._overdue_at = max(self.until, at + READ_SECONDS_MAX)
         if self.under_way and self.points[0].path:
             point = self.points[0]
             self.work.append(FolderWork(job, self.count, point.path, "open", trust=point.trust))
@@ -137,7 +142,19 @@ class JobFallback(FallbackRecord):
     def look(self, job: str, at: float) -> None:
         """Read the first of the points again, if that is due."""
         if self.next_at and at >= self.next_at:
-            self.read(job)
+            self.read(job, at)
+
+    @property
+    def _is_reading(self) -> bool:
+        return self.under_way and not self.is_read and not self.next_at
+
+    def next_time(self) -> float | None:
+        """When :meth:`look` or :meth:`overdue` has something to do."""
+        return self._overdue_at if self._is_reading else self.next_at or None
+
+    def overdue(self, at: float) -> bool:
+        """Whether the storage has answered nothing for so long that no answer is waited for."""
+        return self._is_reading and at >= self._overdue_at
 
     def awaits(self, number: int, folder: str) -> bool:
         """Whether this folder is being read for this return."""
@@ -147,10 +164,10 @@ class JobFallback(FallbackRecord):
         """The first of the points is read."""
         self._found = resumptions
 
-    def unreadable(self, job: str) -> bool:
+    def unreadable(self, job: str, at: float) -> bool:
         """The first of the points cannot be read: try the next. False: there is none."""
         self.points = self.points[1:]
-        self.read(job)
+        self.read(job, at)
         return self.under_way
 
     def end(self) -> tuple[RestorePoint, Mapping[TaskKey, Resumption]]:

@@ -765,7 +765,7 @@ class Job:
             self._fail_savepoint("the coordinator was lost meanwhile: take it again", at)
         self.cuts.coordinator_lost(self.id)
         self._give_cut_up("the coordinator was lost meanwhile", at)
-        self.fallback.read(self.id)
+        self.fallback.read(self.id, at)
         self.deaths.coordinator_lost(at)
         self.progress.coordinator_lost()
 
@@ -1096,6 +1096,8 @@ class Job:
         """Begin a durable snapshot there if one is due and can be taken now, with limits for it and for its
         alignment; give up one whose deadline has passed."""
         self.fallback.look(self.id, at)
+        if self.fallback.overdue(at):
+            self._opened(StorageUnavailable("its storage does not answer"), at)
         if self.cut.under_way and at >= self.cut.until:
             self._give_cut_up(self.cut.overdue(self.subtasks), at)
         if self.cut.under_way or not self.cuts.is_due(at):
@@ -1213,18 +1215,21 @@ class Job:
         self, work: FolderWork, found: SnapshotManifest | ShuffleError | None, at: float
     ) -> None:
         """The manifest of a snapshot to go back to was read, or cannot be: then an older one is."""
-        if not self.fallback.awaits(work.savepoint, work.folder):
-            return
+        if self.fallback.awaits(work.savepoint, work.folder):
+            self._opened(found, at)
+
+    def _opened(self, found: SnapshotManifest | ShuffleError | None, at: float) -> None:
+        point = self.fallback.points[0]
         try:
             if not isinstance(found, SnapshotManifest):
-                raise found or UnreadableSnapshot(f"there is no manifest in {work.folder}")
-            self.fallback.found(resumptions_of(self.graph, found, self.fallback.points[0]))
+                raise found or UnreadableSnapshot(f"there is no manifest of {point}")
+            self.fallback.found(resumptions_of(self.graph, found, point))
         except ShuffleError as error:
-            text = f"{self.fallback.points[0]} cannot be read: {error}"
+            text = f"{point} cannot be read: {error}"
             if isinstance(error, StorageUnavailable) and at < self.fallback.until:
                 if self.fallback.ask_again(text, at):
                     self.history.note(at, "snapshot awaited", text)
-            elif self.fallback.unreadable(self.id):
+            elif self.fallback.unreadable(self.id, at):
                 self.history.note(at, "snapshot passed over", text)
             else:
                 self.fail(ErrorInfo(code=error.code, text=text), at, verdict=True)
@@ -1507,9 +1512,7 @@ class Job:
         times += [self.savepoint.next_time(), self.cut.next_time()]
         if self.cuts.next_at and not self.cut.under_way:
             times.append(self.cuts.next_at)
-        if self.fallback.next_at:
-            times.append(self.fallback.next_at)
-        times.append(self.holders.next_time())
+        times += [self.fallback.next_time(), self.holders.next_time()]
         return min((time for time in times if time is not None), default=None)
 
     def _holds_back(self, key: TaskKey) -> bool:

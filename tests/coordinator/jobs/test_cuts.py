@@ -439,6 +439,23 @@ def test_a_storage_that_does_not_answer_for_long_is_done_without(cuts: Cuts) -> 
     assert len([task for worker in (one, two) for task in deployed(worker) if task.attempt == 2]) == 4
 
 
+def test_a_storage_that_hangs_is_waited_for_no_longer(cuts: Cuts) -> None:
+    """As a file system of a network whose server has gone: the read never ends."""
+    cluster = cuts.cluster
+    cuts.take()
+    for worker in cuts.workers:
+        cluster.lose(worker)
+    fresh = [cluster.add(), cluster.add()]
+    hangs = cuts.work[-1]
+    cluster.advance(STORAGE_SECONDS_MAX - 1.0)
+    assert not deployed(fresh[0]) and hangs.work == "open"
+    cluster.advance(2.0)
+    assert len(deployed(fresh[0]) + deployed(fresh[1])) == 4
+    assert cuts.events().count("snapshot passed over") == 1
+    cluster.do(cluster.state.folder_ready(hangs, manifest(cuts), cluster.now))
+    assert cluster.show(cuts.job).fallbacks == 1, "it comes too late"
+
+
 def test_one_in_which_a_task_finds_its_state_broken_is_passed_over(cuts_of: CutsOf) -> None:
     """Its manifest is whole, and so are the lengths of all files."""
     counting = [StatefulOperator(id="count", name="count", kind="count")]

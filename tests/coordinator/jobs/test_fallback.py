@@ -14,7 +14,7 @@ def test_the_newest_snapshot_is_read_and_an_older_one_if_that_cannot_be() -> Non
     back.begin("j1", POINTS, 0.0)
     assert [(each.work, each.folder, each.savepoint) for each in back.take_work()] == [("open", "/s/2", 1)]
     assert back.under_way and not back.is_read and back.awaits(1, "/s/2")
-    assert back.unreadable("j1") and not back.awaits(1, "/s/2")
+    assert back.unreadable("j1", 0.0) and not back.awaits(1, "/s/2")
     assert [each.folder for each in back.take_work()] == ["/s/1"]
     back.found(FOUND)
     assert back.is_read
@@ -25,7 +25,7 @@ def test_the_newest_snapshot_is_read_and_an_older_one_if_that_cannot_be() -> Non
 def test_nothing_is_read_for_the_beginning_of_a_job() -> None:
     back = JobFallback()
     back.begin("j1", POINTS[1:], 0.0)
-    assert back.unreadable("j1") and back.is_read
+    assert back.unreadable("j1", 0.0) and back.is_read
     assert len(back.take_work()) == 1
     assert back.end() == (BEGINNING, {})
 
@@ -33,7 +33,7 @@ def test_nothing_is_read_for_the_beginning_of_a_job() -> None:
 def test_a_job_that_has_nothing_to_go_back_to_says_so() -> None:
     back = JobFallback()
     back.begin("j1", [RestorePoint("/mine")], 0.0)
-    assert not back.unreadable("j1")
+    assert not back.unreadable("j1", 0.0)
     assert not back.under_way and not back.is_read
 
 
@@ -55,7 +55,7 @@ def test_a_snapshot_in_which_a_task_finds_its_state_broken_is_read_no_more() -> 
 def test_the_next_coordinator_reads_again_what_was_being_read() -> None:
     back = JobFallback()
     back.recall(FallbackRecord(3, (RestorePoint("/mine", ("count",), trust=True),)))
-    back.read("j1")
+    back.read("j1", 0.0)
     (work,) = back.take_work()
     assert (work.folder, work.savepoint, work.trust) == ("/mine", 3, True)
 
