@@ -160,17 +160,34 @@ def child_processes() -> dict[tuple[int, float], str]:
     return found
 
 
-def left_behind(before: Held) -> list[str]:
-    """What is still there once everything that is about to end has had time to."""
-    leaked = Held.now().beyond(before)
-    if not leaked:
-        return []
-    gc.collect()
-    deadline = time.monotonic() + SETTLE_SECONDS_MAX
-    while (leaked := Held.now().beyond(before)) and time.monotonic() < deadline:
-        time.sleep(SETTLE_STEP_SECONDS)
-        gc.collect()  # a thread that has just ended may have left a cycle
-    return leaked
+class Looks:
+    """What this process held when it was looked at last, as long as that is what the next test finds: no
+    fixture of a wider scope was set up or taken down since. A look takes half as long as an empty test."""
+
+    def __init__(self) -> None:
+        self._last: Held | None = None
+
+    def before(self) -> Held:
+        return self._last or Held.now()
+
+    def forget(self) -> None:
+        self._last = None
+
+    def left_behind(self, before: Held) -> list[str]:
+        """What is still there once everything that is about to end has had time to."""
+        self._last = now = Held.now()
+        if not (leaked := now.beyond(before)):
+            return []
+        self.forget()
+        gc.collect()
+        deadline = time.monotonic() + SETTLE_SECONDS_MAX
+        while (leaked := Held.now().beyond(before)) and time.monotonic() < deadline:
+            time.sleep(SETTLE_STEP_SECONDS)
+            gc.collect()  # a thread that has just ended may have left a cycle
+        return leaked
+
+
+looks = Looks()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -222,6 +239,17 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     return found
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
+    if fixturedef.scope != "function":
+        looks.forget()
+
+
+def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
+    if fixturedef.scope != "function":
+        looks.forget()
+
+
 @pytest.fixture(scope="module")
 def own_imports() -> Iterator[None]:
     """Processes of clusters import for themselves, as they do for users."""
@@ -238,11 +266,12 @@ def wider_resources() -> None:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Set up before every other fixture of the test, its event loop too, and torn down after them."""
-    before = Held.now()
+    before = looks.before()
     yield
     if "wider_resources" in request.fixturenames:
+        looks.forget()
         return
-    if leaked := left_behind(before):
+    if leaked := looks.left_behind(before):
         pytest.fail(f"the test left behind: {'; '.join(leaked)}", pytrace=False)
 
 
