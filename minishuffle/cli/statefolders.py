@@ -21,6 +21,7 @@ from minishuffle.console import console, new_table
 from minishuffle.errors import UnknownName, UnreadableSnapshot, UsageError
 from minishuffle.limits import UNFINISHED_SNAPSHOT_SECONDS
 from minishuffle.snapshots.catalog import Listed, expendable, list_snapshots, newest_whole, verify
+from minishuffle.snapshots.sealedmanifest import MANIFEST
 from minishuffle.snapshots.storage import Folder, folder_above, folder_at
 
 if TYPE_CHECKING:
@@ -121,7 +122,12 @@ def list_states(context: click.Context, path: str | None, trust: bool, as_json: 
         print_json({"directory": directory.where, "snapshots": [_listed_map(each) for each in listed]})
         return
     if not listed:
-        echo(f"there are no snapshots in {directory.where}")
+        is_one = any(entry.name == MANIFEST for entry in directory.entries())
+        echo(
+            f"{directory.where} is a snapshot: 'minishuffle state show' shows what it holds"
+            if is_one
+            else f"there are no snapshots in {directory.where}"
+        )
         return
     numbers = ("tasks", "bytes", "age")
     table = new_table(["snapshot", "state", "job", "name", "kind", *numbers], numbers)
@@ -215,7 +221,8 @@ def _show_operators(found: SavedState, as_json: bool) -> None:
         print_json({**about, "operators": [_operator_map(each) for each in operators]})
         return
     age = tables.seconds_text(max(0.0, time.time() - made.taken_at))
-    echo(f"{made.kind} {made.number} of job {made.job} ({made.name}), taken {age} ago: {found.path}")
+    kind = "savepoint" if made.kind == "savepoint" else "durable snapshot"
+    echo(f"{kind} {made.number} of job {made.job} ({made.name}), taken {age} ago: {found.path}")
     numbers = ("subtasks", "rows", "bytes")
     table = new_table(["operator", "id", "part", *numbers, "columns"], numbers)
     for each in operators:

@@ -93,6 +93,11 @@ def test_an_empty_directory_says_so(tmp_path: Path, run: Run) -> None:
     assert run("state", "list", str(tmp_path)).stdout == f"there are no snapshots in {tmp_path}\n"
 
 
+def test_a_snapshot_is_no_directory_of_some(directory: Path, run: Run) -> None:
+    found = run("state", "list", str(directory / "s1")).stdout
+    assert found == f"{directory}/s1 is a snapshot: 'minishuffle state show' shows what it holds\n"
+
+
 def test_another_secret_takes_trust(directory: Path, own_state: Path, run: Run) -> None:
     (own_state / "secret").write_bytes(b"z" * 32)
     states = [each["state"] for each in printed(run("state", "list", "--json"))["snapshots"]]
