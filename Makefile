@@ -131,7 +131,7 @@ soak-pause: soak-setup ## The join of ads at full rate, paused fifty times: how 
 soak-join: soak-setup ## The join of ads under a guarantee, and a worker killed each 10 s (half an hour)
 	$(WITHIN) 3600 $(BIN)/python scripts/soak-join
 
-soak-savepoint: soak-setup ## A savepoint of a gigabyte: how long the job stands, and what follows at twice and half the parallelism (3 minutes)
+soak-savepoint: soak-setup ## Savepoints of a gigabyte with each guarantee: how long a task stands, and what follows at twice and half the parallelism (10 minutes)
 	$(WITHIN) 1800 $(BIN)/python scripts/soak-savepoint
 
 soak-ledger: soak-setup ## All that was recorded of jobs, played again (6 minutes)
