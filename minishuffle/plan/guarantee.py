@@ -133,15 +133,19 @@ def receipted_by_cuts(graph: JobGraph) -> frozenset[int]:
 
 def _is_read_first(graph: JobGraph, vertex: int) -> bool:
     """Whether what a vertex gives leads to an input that is read to its end before another."""
+    behind = _reached(graph, vertex)
+    return any(graph.is_read_first(n) for n, edge in enumerate(graph.edges) if edge.source in behind)
+
+
+def _reached(graph: JobGraph, vertex: int) -> frozenset[int]:
+    """The vertex, and all to which its rows lead."""
     seen, waiting = {vertex}, [vertex]
     while waiting:
         for number in graph.outputs_of(waiting.pop()):
-            if graph.is_read_first(number):
-                return True
             if (target := graph.edges[number].target) not in seen:
                 seen.add(target)
                 waiting.append(target)
-    return False
+    return frozenset(seen)
 
 
 def guarantee_lines(graph: JobGraph) -> list[str]:
@@ -190,4 +194,10 @@ def _stream_lines(graph: JobGraph) -> Iterator[str]:
                 f"  a partition of a write to {vertex.stream!r} ends once local snapshots cover it, since no "
                 "durable one can be taken meanwhile: the job fails if a task is lost with the holder of its "
                 "snapshots before there is one"
+            )
+        kept = [graph.vertices[each].sink for each in _reached(graph, number) if graph.vertices[each].sink]
+        if vertex.stream and kept:
+            yield (
+                f"  it also waits until readers have committed what {', '.join(sorted(kept))} keeps of it: "
+                "have a query read that while programs write"
             )

@@ -255,6 +255,10 @@ def test_what_is_outside_of_tasks_is_in_no_savepoint(fields: dict[str, Any], tex
         ({"durable_interval": 0}, "no durable snapshots (durable_interval), and so two workers at least"),
         ({"read": {"stream": "s"}}, "a write to 's' ends once a durable snapshot covers it, which is begun"),
         (
+            {"read": {"stream": "s", **ENDLESS}, "write": {"sink": "counts", **ENDLESS}},
+            "it also waits until readers have committed what counts keeps of it",
+        ),
+        (
             {"read": {"stream": "s"}, "durable_interval": 0},
             "a write to 's' ends once local snapshots cover it",
         ),
