@@ -311,7 +311,10 @@ WRITE_IDLE_SECONDS: Final = 120.0
 """Seconds for which event time waits for a write into an endless stream without a connected client."""
 WRITER_KEPT_BYTES_MAX: Final = 32 * MIB
 """Bytes of rows kept by an external writer, to send them again after a restart of the task. It must exceed
-the data on the way: see ``remote.writer``. In a job that loses nothing the writer waits at this bound."""
+the data on the way: see ``remote.writer``."""
+WRITER_UNSTABLE_BYTES_MAX: Final = 64 * MIB
+"""The same in a job that loses nothing, where the writer waits at this bound; from half of it on snapshots
+are begun for it. A writer of 30 MB/s sends more than half of that from one durable snapshot to the next."""
 WRITER_MARK_BYTES: Final = 2 * MIB
 """Bytes of a partition, in such a job, between two marks: a task notes when snapshots cover a mark. A writer
 keeps so much more than may be asked for."""

@@ -26,7 +26,7 @@ from minishuffle.exchange.elements import encode
 from minishuffle.exchange.partition import serve
 from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.ids import JobId, PartitionId
-from minishuffle.limits import BATCH_ROWS_MAX, WRITER_KEPT_BYTES_MAX
+from minishuffle.limits import BATCH_ROWS_MAX, WRITER_KEPT_BYTES_MAX, WRITER_UNSTABLE_BYTES_MAX
 from minishuffle.protocol.connection import ConnectionEvent, PartitionReleased, PartitionRequested
 from minishuffle.remote.access import AWAY_SECONDS_MAX, Access
 from minishuffle.remote.connection import ExternalConnection
@@ -84,9 +84,9 @@ class StreamWriter:
 
     In a job that loses nothing the task may go back further, and says which rows are *stable*: none of them
     is asked for again. The writer keeps all others, also those of an earlier attempt that it passes over.
-    With so many bytes kept it waits until some are stable, between two batches (one may exceed the bound). It
-    never fails for that: the job takes snapshots sooner from half of the bound on, and as long as none can be
-    taken the writer stands.
+    With ``WRITER_UNSTABLE_BYTES_MAX`` kept it waits until some are stable, between two batches (one may
+    exceed the bound). It never fails for that: the job takes snapshots sooner from half of the bound on, and
+    as long as none can be taken the writer stands.
 
     Args:
         write: names the write; the same for all its partitions, and when it is repeated.
@@ -370,7 +370,7 @@ class StreamWriter:
         while (connection := self._connection) is not None and self._stable >= 0:
             connection.paths.bell.clear()
             self._forget(self._stable)
-            if self._kept_bytes < WRITER_KEPT_BYTES_MAX:
+            if self._kept_bytes < WRITER_UNSTABLE_BYTES_MAX:
                 return
             if connection.error is not None:
                 self._reconnect(connection.error)

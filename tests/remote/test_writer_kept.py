@@ -102,6 +102,7 @@ class Access:
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "WRITER_KEPT_BYTES_MAX", BOUND)
+    monkeypatch.setattr(writing, "WRITER_UNSTABLE_BYTES_MAX", BOUND)
     monkeypatch.setattr(writing, "ExternalConnection", Connection)
     monkeypatch.setattr(writing, "RECONNECT_BACKOFF", SimpleNamespace(seconds=lambda tries: 0.0))
 
@@ -174,6 +175,16 @@ def test_whatever_is_asked_for_behind_what_is_stable_is_sent_again(make: Any) ->
     access.restart(4 * PIECE)
     writer._reconnect(PeerLost("the worker is gone"))
     assert access.connections[-1].rows == PIECE
+
+
+def test_what_a_task_has_is_kept_as_long_as_the_job_may_go_back_behind_it(make: Any) -> None:
+    access = Access()
+    writer = make(access)
+    write(writer, 3)
+    for rows, sent in ((3 * PIECE, 0), (PIECE, 2 * PIECE)):
+        access.rows = rows
+        writer._reconnect(PeerLost("the worker is gone"))
+        assert access.connections[-1].rows == sent
 
 
 def test_rows_that_are_passed_over_are_kept_until_they_are_stable(make: Any) -> None:

@@ -43,7 +43,7 @@ from minishuffle.exchange.channels import Attachment, InputChannel
 from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.gate import Element, InputGate, SplitChange, SplitChannels
 from minishuffle.exchange.rownumbers import NO_VERSION, ChannelRows
-from minishuffle.limits import WRITER_KEPT_BYTES_MAX, WRITER_MARK_BYTES
+from minishuffle.limits import WRITER_MARK_BYTES, WRITER_UNSTABLE_BYTES_MAX
 from minishuffle.wire.clients import partition_split, write_and_partition
 from minishuffle.wire.packed import Cursor, SplitPosition
 from minishuffle.worker.sources.leases import SourceLeases
@@ -241,7 +241,7 @@ class UpstreamGate:
     def _mark(self, progress: Progress) -> None:
         """Have its writer hear when what was taken so far is stable."""
         progress.marked = progress.bytes
-        is_urgent = progress.bytes - progress.stable_bytes >= WRITER_KEPT_BYTES_MAX // 2
+        is_urgent = progress.bytes - progress.stable_bytes >= WRITER_UNSTABLE_BYTES_MAX // 2
         receipt = partial(self._make_stable, progress, progress.rows, progress.bytes)
         self._leases.mark(receipt, is_urgent=is_urgent)
 

@@ -362,7 +362,7 @@ class Marking(Stand):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *resumed: SplitPosition, cuts: bool = True) -> None:
         monkeypatch.setattr(clientgate, "WRITER_MARK_BYTES", 10)
-        monkeypatch.setattr(clientgate, "WRITER_KEPT_BYTES_MAX", 80)
+        monkeypatch.setattr(clientgate, "WRITER_UNSTABLE_BYTES_MAX", 80)
         super().__init__(held=True, cuts=cuts)
         self.gate.resume(list(resumed))
         self.channel = self.open()
