@@ -312,7 +312,7 @@ class ControlServer:
         self._server: asyncio.Server | None = None
         self._unproven = UnprovenConnections[ControlLink](0, attrgetter("greeted"))
         self._timers: dict[ControlLink, asyncio.TimerHandle] = {}
-        self._links: set[ControlLink] = set()
+        self._links: dict[ControlLink, None] = {}
 
     async def start(
         self,
@@ -348,12 +348,12 @@ class ControlServer:
 
         def proven(link: ControlLink) -> None:
             settled(link)
-            self._links.add(link)
+            self._links[link] = None
             link.on_lost(closed)
             on_link(link)
 
         def closed(link: ControlLink) -> None:
-            self._links.discard(link)
+            self._links.pop(link, None)
             if cause := _cause(link.error):
                 refused(cause, str(link.error), link.remote)
 

@@ -481,7 +481,8 @@ class DataEndpoint:
         self.identity = identity
         self.counters = counters
         self.handshake_seconds = handshake_seconds
-        self.links: set[DataLink] = set()
+        self.links: dict[DataLink, None] = {}
+        """Established, the oldest first, as Pings are sent."""
         self._secret = secret
         self._ping_interval = ping_interval
         self._suspect_after = suspect_after
@@ -494,7 +495,7 @@ class DataEndpoint:
             limits.UNAUTHENTICATED_CONNECTIONS_MAX, attrgetter("greeted")
         )
         """Accepted, and in their handshake."""
-        self.dialing: set[DataLink] = set()
+        self.dialing: dict[DataLink, None] = {}
         """Dialed, and in their handshake."""
         self._server: asyncio.Server | None = None
         self.one_way: Callable[[Identity, OneWay, bool], Machine | None] = lambda peer, one_way, dialer: None
@@ -588,14 +589,14 @@ class DataEndpoint:
     def opened(self, link: DataLink, *, dialer: bool) -> None:
         """A socket is connected."""
         if dialer:
-            self.dialing.add(link)
+            self.dialing[link] = None
         elif (oldest := self.unproven.add(link)) is not None:
             oldest.evict(self.unproven.eviction())
 
     def settled(self, link: DataLink) -> None:
         """A handshake is complete."""
         self.closed(link)
-        self.links.add(link)
+        self.links[link] = None
         self._call_by(link.machine.next_deadline())
 
     def _call_by(self, deadline: float | None) -> None:
@@ -619,8 +620,8 @@ class DataEndpoint:
 
     def closed(self, link: DataLink) -> None:
         self.unproven.remove(link)
-        self.dialing.discard(link)
-        self.links.discard(link)
+        self.dialing.pop(link, None)
+        self.links.pop(link, None)
 
     async def close(self) -> None:
         """Close every connection and the listening socket."""

@@ -219,10 +219,12 @@ def test_what_blocking_exchanges_join_has_each_row_once_in_the_end(batch: range,
 
 
 @pytest.mark.parametrize(
-    "scenario", [FAULTLESS, ENDING, RECOVERING], ids=["faultless", "ending", "recovering"]
+    ("scenario", "seed"),
+    [(FAULTLESS, 4), (ENDING, 4), (RECOVERING, 4), (GUARANTEED, 99_004)],
+    ids=["faultless", "ending", "recovering", "guaranteed"],
 )
-def test_a_seed_decides_everything(scenario: Scenario) -> None:
-    first, second = Run(4, scenario), Run(4, scenario)
+def test_a_seed_decides_everything(scenario: Scenario, seed: int) -> None:
+    first, second = Run(seed, scenario), Run(seed, scenario)
     first.play()
     second.play()
     assert first.steps == second.steps and first.trace == second.trace

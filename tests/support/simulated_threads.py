@@ -252,7 +252,8 @@ class SimulatedTime:
         return 0.0
 
     def thread_time(self) -> float:
-        return 0.0
+        """As of a thread that has had a processor ever since: what takes it long costs much."""
+        return self._world.now
 
     def pthread_getcpuclockid(self, thread: int) -> int:
         return thread

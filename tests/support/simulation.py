@@ -492,7 +492,7 @@ def _simulate_threads_and_clocks(patch: pytest.MonkeyPatch, cluster: Cluster) ->
     patch.setattr(diskthreads, "ThreadPoolExecutor", SimulatedDisk)
     patch.setattr(snapshotfolders, "threading", SimulatedFolderThreads)
     patch.setattr(inputs, "TAKEN_ROWS", TAKEN_ROWS)
-    for module in (wallclock, busytime):
+    for module in (wallclock, busytime, process):
         patch.setattr(module, "time", time)
     patch.setattr(random, "random", cluster.world.random.random)
     patch.setattr(process, "collect_garbage", lambda *, settled: None)

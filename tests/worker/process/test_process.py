@@ -363,7 +363,7 @@ async def test_a_worker_is_its_new_self_before_it_handles_the_next_message(coord
     coordinator.silent = True
     first = coordinator.begin(1)
     await coordinator.until(lambda: len(coordinator.requests) == 2)
-    (link,) = coordinator.server._links - set(coordinator.links.values())
+    (link,) = coordinator.server._links.keys() - set(coordinator.links.values())
     coordinator._register(link, coordinator.requests[1])
     count = coordinator.deploy(Stream.items(range(100)).rebalance().to_count(), {0: 1, 1: 2})
     await coordinator.until(lambda: len(coordinator.ended()) == count)
@@ -389,7 +389,7 @@ async def test_a_worker_is_dialed_until_it_knows_its_id(
     coordinator.silent = True
     coordinator.begin(2)
     await coordinator.until(lambda: len(coordinator.requests) == 2)
-    (link,) = coordinator.server._links - set(coordinator.links.values())
+    (link,) = coordinator.server._links.keys() - set(coordinator.links.values())
     held: Any = Held()
     coordinator._register(held, coordinator.requests[1])
     count = coordinator.deploy(Stream.items(range(100)).rebalance().to_count(), {0: 1, 1: 2})
