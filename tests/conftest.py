@@ -162,7 +162,7 @@ def child_processes() -> dict[tuple[int, float], str]:
 
 class Looks:
     """What this process held when it was looked at last, as long as that is what the next test finds: no
-    fixture of a wider scope was set up or taken down since. A look takes half as long as an empty test."""
+    fixture of a wider scope was set up or taken down since. A look takes a sixth of an empty test."""
 
     def __init__(self) -> None:
         self._last: Held | None = None
