@@ -98,14 +98,14 @@ def stop_after(run: StreamingRun, name: str, count: int) -> None:
 def test_flights_that_are_stopped_twice_are_what_spark_computes(
     make: Make, spark: SparkSession, january: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "ROWS_PER_FILE", 2_000)
+    monkeypatch.setattr(streaming, "ROWS_PER_FILE", 3_000)
     jobs = set()
-    for count in (2, 5):
+    for count in (2, 4):
         run = make(Flights())
         run.prepare(2)
         jobs.add(run.handle.id)
         stop_after(run, "flights", count)
-        assert batches(run, "flights") < 14 and run.handle.info().state == "running"
+        assert batches(run, "flights") < 10 and run.handle.info().state == "running"
     run = make(Flights())
     run.prepare(2)
     jobs.add(run.handle.id)
@@ -114,7 +114,7 @@ def test_flights_that_are_stopped_twice_are_what_spark_computes(
     run.start()
     run.finish()
     run.stop()
-    assert len(jobs) == 1 and batches(run, "flights") == 14
+    assert len(jobs) == 1 and batches(run, "flights") == 10
     assert 0 < run.taken_before < sum(january) and run.read_before == read_before
     ended = run.handle.info()
     assert (rows_taken(ended), late_rows(ended)) == (sum(january), 0)
