@@ -58,6 +58,11 @@ class Closing:
     gap: int
     size: int = 0
 
+    def __str__(self) -> str:
+        if self.is_by_time:
+            return f"sessions with gaps of {self.gap / 1_000_000:g} s"
+        return f"windows of {self.size:,} records"
+
     @property
     def is_by_time(self) -> bool:
         return not self.size

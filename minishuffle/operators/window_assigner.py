@@ -72,6 +72,10 @@ class SlidingWindows:
     offset: int = 0
     zone: ClassVar[str] = "UTC"
 
+    def __str__(self) -> str:
+        every = f" each {_seconds(self.slide)}" if self.slide != self.size else ""
+        return f"of {_seconds(self.size)}{every}" + (f" from {_seconds(self.offset)} on" * bool(self.offset))
+
     @property
     def per_record(self) -> int:
         """See :attr:`WindowAssigner.per_record`."""
@@ -98,6 +102,10 @@ class SlidingWindows:
         return start + self.size - 1
 
 
+def _seconds(micros: int) -> str:
+    return f"{micros / 1_000_000:.12g} s"
+
+
 def tumbling(size: int) -> SlidingWindows:
     """Windows of ``size`` microseconds, one after the other, aligned to 1970 UTC."""
     return SlidingWindows(size, size)
@@ -119,6 +127,10 @@ class CalendarWindows:
     months: int = 0
     offset: int = 0
     per_record = 1
+
+    def __str__(self) -> str:
+        size = f"{self.months} months" if self.months else f"{self.days} days"
+        return f"of {size} in {self.zone}" + (f" from {_seconds(self.offset)} on" * bool(self.offset))
 
     def check(self) -> None:
         """Raises UsageError if the time zone is not known."""

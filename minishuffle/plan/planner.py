@@ -135,14 +135,37 @@ def _read_of(
     found = {}
     if keys and types.keys() >= set(keys):
         found["keys"] = ", ".join(types[key] for key in keys)
-    if "assigner" in spec.parameters:
-        found["windows"] = str(spec.parameters["assigner"])
+    found |= _cut_of(spec)
     by_time = dict.fromkeys(column for column, function in aggregates.values() if function in BY_TIME)
     for name, (column, function) in aggregates.items():
         text = function if function == "count" or column not in types else f"{function} of {types[column]}"
         # Which of several rows of one time is taken depends on the columns of all of these.
         found[f"aggregate {name}"] = text + (f" by {', '.join(by_time)}" if function in BY_TIME else "")
     return found
+
+
+def _cut_of(spec: OperatorSpec) -> dict[str, str]:
+    """How an operator cuts records into windows, which of them it keeps, and which it joins."""
+    given = spec.parameters
+    match given:
+        case {"assigner": windows} | {"closing": windows}:
+            return {"windows": str(windows)}
+        case {"bounds": (before, after), "how": how, "times": times}:
+            seconds = before / 1_000_000, after / 1_000_000
+            apart = (
+                ""
+                if times[0].is_none
+                else ", right rows {:.12g} s before to {:.12g} s after".format(*seconds)
+            )
+            return {"pairs": f"{how}{apart}"}
+        case {"tolerance": int(tolerance)}:
+            return {"pairs": f"the last right row of {tolerance / 1_000_000:.12g} s"}
+        case {"tolerance": None}:
+            return {"pairs": "the last right row"}
+    if spec.kind == "top_n":
+        which = "greatest" if given["descending"] else "smallest"
+        return {"rows": f"the {given['n']:,} {which} by {given['by']}"}
+    return {}
 
 
 @dataclass(frozen=True, slots=True)

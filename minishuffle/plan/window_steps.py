@@ -144,9 +144,7 @@ class SessionWindows(Windowing):
     kind: ClassVar[str] = "sessions"
 
     def __str__(self) -> str:
-        if self.closing.is_by_time:
-            return f"sessions with gaps of {self.closing.gap / 1_000_000:g} s"
-        return f"windows of {self.closing.size:,} records"
+        return str(self.closing)
 
     @classmethod
     def with_gap(cls, given: Known, gap: timedelta, late: LatePolicy) -> SessionWindows:

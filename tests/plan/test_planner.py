@@ -331,8 +331,43 @@ def test_state_is_described_by_the_types_of_keys_the_functions_of_aggregates_and
         "aggregate l": "last of int64 by x, n",
     }
     assert reads(keyed.count()) == reads(keyed.distinct()) == {"keys": "string, int64"}
-    five, ten = (reads(keyed.window(timedelta(seconds=each)).count())["windows"] for each in (5, 10))
-    assert five != ten
+
+
+def test_state_is_described_by_how_records_are_cut_into_windows_and_which_rows_are_kept() -> None:
+    rows = Table.from_arrow(pa.table({"n": [1], "at": [datetime(2026, 1, 1)]})).event_time("at")
+    keyed, second = rows.key_by("n"), timedelta(seconds=1)
+    windows = {
+        "of 5 s": keyed.window(5 * second).count(),
+        "of 5 s each 0.5 s from 0.25 s on": keyed.window(
+            5 * second, slide=second / 2, offset=second / 4
+        ).count(),
+        "of 1 days in Europe/Zurich": keyed.window(timedelta(days=1), tz="Europe/Zurich").count(),
+        "of 3 months in UTC": keyed.window("quarter").count(),
+        "sessions with gaps of 1.5 s": keyed.session_window(1.5 * second).count(),
+        "windows of 5 records": keyed.count_window(5).count(),
+    }
+    assert {text: reads(table)["windows"] for text, table in windows.items()} == {
+        text: text for text in windows
+    }
+    assert reads(keyed.top_n(3, by="at"))["rows"] == "the 3 greatest by at"
+    assert reads(keyed.top_n(3, by="at", descending=False))["rows"] == "the 3 smallest by at"
+
+
+def test_state_of_a_join_is_described_by_which_pairs_it_gives() -> None:
+    rows = Table.from_arrow(pa.table({"n": [1], "at": [datetime(2026, 1, 1)]}))
+    keyed, plain, second = rows.event_time("at").key_by("n"), rows.key_by("n"), timedelta(seconds=1)
+    joins = {
+        "left, right rows 2 s before to 0.5 s after": keyed.join(
+            keyed, how="left", before=2 * second, after=second / 2
+        ),
+        "inner": plain.join(plain),
+        "the last right row of 1.5 s": keyed.asof_join(keyed, tolerance=1.5 * second),
+        "the last right row": keyed.asof_join(keyed),
+    }
+    assert {text: reads(table)["pairs"] for text, table in joins.items()} == {text: text for text in joins}
+    streams = rows.to_rows().key_by("n")
+    job = compile_job(streams.join(streams, how="anti").collect())
+    assert [state.reads for state in job.vertices[-1].states] == [{"pairs": "anti"}]
 
 
 def test_state_of_generated_records_is_of_their_rate() -> None:
