@@ -14,16 +14,16 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from minishuffle.coordinator.jobs.holders import HeldTask
 from minishuffle.coordinator.jobs.job import Job
 from minishuffle.exchange.retained import RetainedPartition
-from minishuffle.ids import FIRST_ATTEMPT, AttemptId
+from minishuffle.ids import FIRST_ATTEMPT, holder_operator
 from minishuffle.runtime.statesnapshot import TaskStateSnapshot
 from minishuffle.wire.frames import ROW_MAX
 from minishuffle.worker.tasks.attempt import Attempt
 from minishuffle.worker.tasks.localsnapshots import LocalSnapshots
 from minishuffle.worker.tasks.snapshotholder import SnapshotHolder
 from minishuffle.worker.tasks.snapshotstream import BEGUN
+from support.simulated_jobs import Sender
 
 __all__ = ["SnapshotLog", "log_snapshots"]
 
@@ -52,28 +52,29 @@ class SnapshotLog:
         self.counted[machine][number] = counted
 
     def check(
-        self, job: Job, attempts: Mapping[AttemptId, Attempt], holders: Mapping[AttemptId, SnapshotHolder]
+        self, job: Job, attempts: Mapping[Sender, Attempt], holders: Mapping[Sender, SnapshotHolder]
     ) -> None:
-        """What has to hold of a job, with every attempt that there was and the holders on living workers."""
-        nexts = {
-            (operator, index): self._next(job, (operator, index), attempts, holders)
-            for operator, vertex in enumerate(job.graph.vertices)
-            for index in range(vertex.parallelism)
-        }
-        for number, edge in enumerate(job.graph.edges):
-            for producer in range(job.graph.vertices[edge.source].parallelism):
-                consumers = job.graph.consumers_of(number, producer)
+        """What has to hold of a job, with every attempt that there was and the holders on living workers, by
+        operator, index and attempt."""
+        graph = job.graph
+        nexts = {task: self._next(job, task, attempts, holders) for task in job.subtasks}
+        for number, edge in enumerate(graph.edges):
+            takes = [
+                None if each is None else {rows.producer: rows.row for rows in each.taken.get(number, ())}
+                for consumer in range(graph.vertices[edge.target].parallelism)
+                for each in [nexts[edge.target, consumer]]
+            ]
+            for producer in range(graph.vertices[edge.source].parallelism):
                 written, stable = self._sent(job, (edge.source, producer), nexts, attempts, number)
-                for place, consumer in enumerate(consumers):
-                    freed = stable[place] if stable else 0
-                    if (goes_on := nexts[edge.target, consumer]) is None or freed == ROW_MAX:
+                for place, consumer in enumerate(graph.consumers_of(number, producer)):
+                    freed, rows = stable[place] if stable else 0, takes[consumer]
+                    if rows is None or freed == ROW_MAX:
                         continue
-                    rows = {each.producer: each.row for each in goes_on.taken.get(number, ())}
-                    taken = rows.get(producer, 0)
+                    taken, begins = rows.get(producer, 0), written[place] if written else 0
                     self.compared += 1
-                    assert max(written[place], freed) <= taken, (
+                    assert begins <= taken and freed <= taken, (
                         f"on edge {number} from {producer} to {consumer} the oldest snapshots have "
-                        f"{written[place]} rows written and {taken} taken, and {freed} are freed"
+                        f"{begins} rows written and {taken} taken, and {freed} are freed"
                     )
 
     def _sent(
@@ -81,34 +82,33 @@ class SnapshotLog:
         job: Job,
         task: Task,
         nexts: Mapping[Task, TaskStateSnapshot | None],
-        attempts: Mapping[AttemptId, Attempt],
+        attempts: Mapping[Sender, Attempt],
         edge: int,
     ) -> tuple[Sequence[int], Sequence[int]]:
         """By consumer, rows below which the next attempt of a task makes none, and those that its present
-        one need not retain; nothing of one that is not there."""
+        one need not retain; nothing of one that makes all, or is not there."""
         goes_on = nexts[task]
         written: Sequence[int] = goes_on.written.get(edge, ()) if goes_on is not None else ()
         subtask = job.subtasks[task]
-        attempt = attempts.get(AttemptId.of(job.id, *task, subtask.attempt))
+        attempt = attempts.get((*task, subtask.attempt))
         partition = attempt.partitions.get(edge) if attempt is not None else None
         there = isinstance(partition, RetainedPartition) and not partition._released
-        stable = partition.stable() if there and subtask.on_worker else ()
-        return written or [0] * len(job.graph.consumers_of(edge, task[1])), stable
+        return written, partition.stable() if there and subtask.on_worker else ()
 
     def _next(
         self,
         job: Job,
         task: Task,
-        attempts: Mapping[AttemptId, Attempt],
-        holders: Mapping[AttemptId, SnapshotHolder],
+        attempts: Mapping[Sender, Attempt],
+        holders: Mapping[Sender, SnapshotHolder],
     ) -> TaskStateSnapshot | None:
         """What the next attempt of a task goes on from; None: nothing yet, or nobody knows."""
         if task not in job.holders:
             return None
-        named = job.holders.of(task)
-        holder = holders.get(HeldTask(task, named.number).of(job.id)) if named.worker else None
+        named, (operator, index) = job.holders.of(task), task
+        holder = holders.get((holder_operator(operator), index, named.number)) if named.worker else None
         if named.former and not (holder is not None and holder._has_all):  # The coordinator is about to hear.
-            holder = holders.get(HeldTask(task, named.former).of(job.id))
+            holder = holders.get((holder_operator(operator), index, named.former))
         elif not (named.former or named.has_all or named.number == FIRST_ATTEMPT):
             return None
         if holder is None or not holder._kept:  # Its worker leaves.
@@ -117,7 +117,7 @@ class SnapshotLog:
         if label is None:
             return TaskStateSnapshot()
         attempt, number = label
-        machine = attempts[AttemptId.of(job.id, *task, attempt)].task.snapshots._machine  # type: ignore[union-attr]
+        machine = attempts[operator, index, attempt].task.snapshots._machine  # type: ignore[union-attr]
         return self.counted[machine][number]
 
 

@@ -51,7 +51,7 @@ from minishuffle.worker.sources.witnesses import Witnesses
 from minishuffle.worker.tasks import attempt as attempts
 from minishuffle.worker.tasks import busytime, deployment, handoff, snapshotholder, task
 from minishuffle.worker.tasks.attempt import Attempt
-from support.simulated_jobs import AUDITS, TAKEN_ROWS, Audit
+from support.simulated_jobs import AUDITS, TAKEN_ROWS, Audit, Sender
 from support.simulated_loop import Host, World
 from support.simulated_network import Network
 from support.simulated_snapshots import SnapshotLog, log_snapshots
@@ -167,9 +167,11 @@ class SimulatedWorker:
             for output in attempt.spec.outputs:
                 partition = attempt.partitions.get(output.edge)
                 for part in partition.subpartitions if partition is not None else ():
+                    if part.view is None:
+                        continue
                     consumer = SubtaskId(attempt.id.subtask.job, OperatorId(output.operator), part.consumer)
                     newest = known.get(consumer, FIRST_ATTEMPT)
-                    assert part.view is None or part.view.attempt >= newest, (
+                    assert part.view.attempt >= newest, (
                         f"attempt {part.view.attempt} of {consumer} reads from {attempt.id} after {newest}"
                     )
 
@@ -254,6 +256,8 @@ class Cluster:
         self.workers: list[SimulatedWorker] = []
         self.attempts: list[tuple[SimulatedWorker, Attempt]] = []
         """Every attempt that was ever built."""
+        self._by_sender: dict[Sender, Attempt] = {}
+        """The same, by operator, index and attempt: the last of each."""
         self.returns: dict[int, tuple[type[ControlMessage], Callable[[], None]]] = {}
         """By worker that is to come back: what is said first of which kind then, and what happens next."""
         self.kills_next = 0
@@ -397,6 +401,7 @@ class Cluster:
         """A process has built an attempt."""
         host = running_host()
         self.attempts.append((self._by_host[host], attempt))
+        self._by_sender[(*attempt.id.subtask.key, attempt.id.attempt)] = attempt
         if self.kills_next and attempt.id.attempt > FIRST_ATTEMPT:
             self.kills_next -= 1
             self.world.within(TAKEOVER_SECONDS, host.kill)
@@ -416,11 +421,11 @@ class Cluster:
         if self.coordinator_host.dead:
             return
         alive = [each for each in self.workers if not each.host.dead and each.registered is not None]
-        holders = {id: held for each in alive for id, held in each.worker._deployment.holders.items()}
-        attempts = {attempt.id: attempt for _, attempt in self.attempts}
+        held = [each.worker._deployment.holders.items() for each in alive]
+        holders = {(*id.subtask.key, id.attempt): holder for each in held for id, holder in each}
         for job in self.coordinator._state._jobs.values():
             if job.holders and job.state in JOB_LIVE:
-                self.snapshot_log.check(job, attempts, holders)
+                self.snapshot_log.check(job, self._by_sender, holders)
 
     def validate(self, host: Host) -> None:
         """Check the invariants of a process."""
