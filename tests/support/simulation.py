@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,6 +48,7 @@ from minishuffle.wire.requests import JOB_LIVE
 from minishuffle.worker import diskthreads, process, wallclock
 from minishuffle.worker.process import Worker, register
 from minishuffle.worker.registration import UnregisteredWorker
+from minishuffle.worker.reports import workerreports
 from minishuffle.worker.reports.workerreports import registration
 from minishuffle.worker.sources.witnesses import Witnesses
 from minishuffle.worker.tasks import attempt as attempts
@@ -69,6 +72,10 @@ __all__ = ["SECRET", "Client", "Cluster", "SimulatedWorker", "simulated"]
 CLUSTER = "simulated"
 SECRET = b"s" * 32
 COORDINATOR = Address("127.0.0.1", 1)
+PID = 1
+"""Of all simulated processes: it is in messages, and longer ones take another way through the sockets."""
+PLACE_CHARS = 120
+"""Of the path of snapshots, wherever temporary folders are, for the same reason."""
 CHECK_EVERY = 16
 """Turns of loops between two checks of the invariants of a process."""
 SMALL_TALK = (Heartbeat, Acknowledge)
@@ -471,7 +478,9 @@ def brief(message: ControlMessage) -> str:
 @contextmanager
 def simulated(seed: int, settings: ClusterSettings) -> Iterator[Cluster]:
     """A cluster of which only the coordinator runs so far; everything of it is ended behind the block."""
-    with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        place = folder + "/".ljust(PLACE_CHARS - len(folder), "s")
+        os.mkdir(place)
         settings = settings.model_copy(update={"snapshot_dir": place})
         cluster = Cluster(seed, settings, snapshots=place)
         _simulate_threads_and_clocks(patch, cluster)
@@ -500,6 +509,8 @@ def _simulate_threads_and_clocks(patch: pytest.MonkeyPatch, cluster: Cluster) ->
     for module in (wallclock, busytime, process):
         patch.setattr(module, "time", time)
     patch.setattr(random, "random", cluster.world.random.random)
+    for module in (workerreports, coordinator_process):
+        patch.setattr(module, "os", SimpleNamespace(getpid=lambda: PID))
     patch.setattr(process, "collect_garbage", lambda *, settled: None)
     patch.setattr(attempts, "TaskPaths", _pausing_paths(cluster))
     publish = BufferBuilder.publish
