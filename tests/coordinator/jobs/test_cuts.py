@@ -74,6 +74,12 @@ class Cuts:
         """The coordinator's process has done the last of its work."""
         self.cluster.do(self.cluster.state.folder_ready(self.work[-1], error, self.cluster.now))
 
+    def lose_workers(self) -> list[int]:
+        """All of them; gives those that come instead."""
+        for worker in self.workers:
+            self.cluster.lose(worker)
+        return [self.cluster.add(), self.cluster.add()]
+
     def begin(self) -> None:
         """Up to the barrier."""
         self.cluster.advance(self.interval + 1.0)
@@ -371,9 +377,7 @@ def test_one_that_cannot_be_read_is_passed_over(cuts: Cuts, unreadable: int) -> 
     cluster = cuts.cluster
     cuts.take()
     cuts.take()
-    for worker in cuts.workers:
-        cluster.lose(worker)
-    fresh = [cluster.add(), cluster.add()]
+    fresh = cuts.lose_workers()
     for number in range(unreadable):
         assert f"-durable-{2 - number}-" in cuts.work[-1].folder
         cuts.answer(UnreadableSnapshot("it is gone"))
@@ -390,9 +394,7 @@ def test_a_storage_that_does_not_answer_is_asked_again_for_a_while(cuts: Cuts) -
     """The job would begin at its beginning else, since a store was away for a moment."""
     cluster = cuts.cluster
     cuts.take()
-    for worker in cuts.workers:
-        cluster.lose(worker)
-    fresh = [cluster.add(), cluster.add()]
+    fresh = cuts.lose_workers()
     for _ in range(3):
         asked = len(cuts.work)
         cuts.answer(StorageUnavailable("503"))
@@ -443,9 +445,7 @@ def test_a_storage_that_hangs_is_waited_for_no_longer(cuts: Cuts) -> None:
     """As a file system of a network whose server has gone: the read never ends."""
     cluster = cuts.cluster
     cuts.take()
-    for worker in cuts.workers:
-        cluster.lose(worker)
-    fresh = [cluster.add(), cluster.add()]
+    fresh = cuts.lose_workers()
     hangs = cuts.work[-1]
     cluster.advance(STORAGE_SECONDS_MAX - 1.0)
     assert not deployed(fresh[0]) and hangs.work == "open"
@@ -468,9 +468,7 @@ def test_one_in_which_a_task_finds_its_state_broken_is_passed_over(cuts_of: Cuts
             cuts.tell(StateTaken, worker, (1, index), operators=["count"])
         cuts.tell_all(StateWritten)
         cuts.answer()
-    for worker in cuts.workers:
-        cluster.lose(worker)
-    fresh = [cluster.add(), cluster.add()]
+    fresh = cuts.lose_workers()
     cluster.do(cluster.state.folder_ready(cuts.work[-1], manifest(cuts), cluster.now))
     begun = [(worker, key, task.attempt) for worker in fresh for key, task in worker.tasks.items()]
     for worker, key, attempt in begun:
