@@ -458,6 +458,7 @@ async def test_where_elements_take_long_so_may_what_is_made_between_two(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given, go_on = list[float](), snapshottaker.SnapshotTaker._go_on
+    monkeypatch.setattr(snapshottaker, "SLICE_SECONDS", 0.0)
     monkeypatch.setattr(snapshottaker, "SLICE_SHARE", 1.0)
     monkeypatch.setattr(
         snapshottaker.SnapshotTaker,
