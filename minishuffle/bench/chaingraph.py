@@ -117,8 +117,7 @@ class ChainRun(NumberedRun):
 
     def output(self, stalls: Sequence[Span] = ()) -> NumberedOutput:
         """What has been logged so far."""
-        path = str(self._directory / "log")
-        return NumberedOutput(path, self._begin, self._rate, stalls, parallelism=PARALLELISM)
+        return self._output(self._begin, stalls)
 
     def end(self) -> tuple[JobInfo, int]:
         """Have the job end; gives how many records each of its sources made, too.

@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -49,6 +50,7 @@ __all__ = [
     "HEADLESS_PHASES",
     "KEYED",
     "Log",
+    "LogReader",
     "Numbered",
     "NumberedOutput",
     "NumberedRun",
@@ -62,6 +64,8 @@ __all__ = [
 ]
 
 Vector = np.ndarray[Any, np.dtype[np.int64]]
+Entries = np.ndarray[Any, np.dtype[np.void]]
+"""Of :data:`ENTRY`."""
 
 PARALLELISM: Final = 8
 KEYS: Final = 1_000
@@ -291,6 +295,7 @@ class NumberedRun:
         settings: JobSettings | None = None,
     ) -> None:
         self._cluster, self._directory = cluster, Path(directory)
+        self._log = LogReader(f"{directory}/log")
         self._rate, self._choose = rate, choose
         self.handle = cluster.submit(
             self._job(), name=name, parallelism=self.parallelism, settings=settings or JobSettings()
@@ -336,8 +341,10 @@ class NumberedRun:
     def output(self, stalls: Sequence[Span] = ()) -> NumberedOutput:
         """What has been logged so far."""
         begin = int((self._directory / "begin").read_text())
-        path = str(self._directory / "log")
-        return NumberedOutput(path, begin, self._rate, stalls, parallelism=self.parallelism)
+        return self._output(begin, stalls)
+
+    def _output(self, begin: int, stalls: Sequence[Span]) -> NumberedOutput:
+        return NumberedOutput(self._log.read_on(), begin, self._rate, stalls, parallelism=self.parallelism)
 
     def audit(self, count: int) -> OutputAudit:
         """What its log has of the first ``count`` records."""
@@ -490,18 +497,53 @@ def longest_gaps(
     return found
 
 
+class LogReader:
+    """Reads the file of a :class:`Log` while it grows, each time from where it stopped the time before.
+
+    Sinks only append to it. So the entry that was read last is read again: when it is another one, this is
+    not the file that it was.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._entries: Entries = np.empty(0, ENTRY)
+        """With room for more behind those that were read; what was given away is never written to again."""
+        self._count = 0
+
+    def read_on(self) -> Entries:
+        """All entries so far. One that is in the file in part is left for the next time.
+
+        Raises:
+            ShuffleError: the file was cut short or replaced.
+        """
+        last = self._entries[max(0, self._count - 1) : self._count]
+        with Path(self._path).open("rb") as file:
+            file.seek((self._count - len(last)) * ENTRY.itemsize)
+            data = file.read()
+        found = np.frombuffer(data, ENTRY, len(data) // ENTRY.itemsize)
+        if not np.array_equal(found[: len(last)], last):
+            raise ShuffleError(f"{self._path} no longer has entry {self._count - 1}, to which sinks append")
+        known, self._count = self._count, self._count - len(last) + len(found)
+        if self._count > len(self._entries):
+            longer = np.empty(2 * self._count, ENTRY)
+            longer[:known] = self._entries[:known]
+            self._entries = longer
+        self._entries[known : self._count] = found[len(last) :]
+        return self._entries[: self._count]
+
+
 class NumberedOutput:
     """What the collector has logged so far.
 
     Args:
-        path: of the log.
+        log: its entries.
         begin: monotonic nanoseconds at which record 0 was due.
         rate: of the records, per second.
     """
 
     def __init__(
         self,
-        path: str,
+        log: Entries,
         begin: int,
         rate: float,
         stalls: Sequence[Span] = (),
@@ -509,13 +551,27 @@ class NumberedOutput:
         parallelism: int = PARALLELISM,
     ) -> None:
         self.parallelism = parallelism
-        log = np.fromfile(path, ENTRY)
         self.numbers: Vector = log["number"]
         self._arrived: Vector = log["time"]
         self._begin, self._rate = begin, rate
         self._stalls = stalls
-        self._due: Vector = begin + (self.numbers * (1e9 / rate)).astype(np.int64)
-        self._subtask: Vector = keyed_subtasks(parallelism)[self.numbers % KEYS]
+
+    @cached_property
+    def _due(self) -> Vector:
+        return self._begin + (self.numbers * (1e9 / self._rate)).astype(np.int64)
+
+    @cached_property
+    def _subtask(self) -> Vector:
+        return self._subtasks_of(self.numbers)
+
+    @cached_property
+    def _times(self) -> Vector:
+        """How often each number came, from 0 on."""
+        return np.bincount(self.numbers)
+
+    def _subtasks_of(self, numbers: Vector) -> Vector:
+        found: Vector = keyed_subtasks(self.parallelism)[numbers % KEYS]
+        return found
 
     def outage(self, at: int, victims: frozenset[int]) -> float:
         """Milliseconds from the failure at that time to the first output of a record that was due after it,
@@ -570,21 +626,22 @@ class NumberedOutput:
     def has_passed(self, count: int) -> bool:
         """Every keyed subtask has passed a record on that comes behind the first ``count``: of these nothing
         comes any more, since each subtask gets and passes its records on in order."""
-        return len(np.unique(self._subtask[self.numbers >= count])) == self.parallelism
+        later = self.numbers[self.numbers >= count]
+        return len(np.unique(self._subtasks_of(later))) == self.parallelism
 
     def missing(self, count: int) -> int:
         """How many of the first ``count`` records are not in the log."""
-        return count - len(np.unique(self.numbers[self.numbers < count]))
+        return count - int(np.count_nonzero(self._times[:count]))
 
     @property
     def duplicated(self) -> int:
         """Records that came once more than they should."""
-        return len(self.numbers) - len(np.unique(self.numbers))
+        return len(self.numbers) - int(np.count_nonzero(self._times))
 
     @property
     def disordered(self) -> int:
         """Records that came behind a later one of their key."""
-        keys = self.numbers % KEYS
+        keys = (self.numbers % KEYS).astype(np.int16)  # which numpy sorts by radix
         by_key = np.argsort(keys, kind="stable")
         same_key = np.diff(keys[by_key]) == 0
         return int(np.count_nonzero(same_key & (np.diff(self.numbers[by_key]) < 0)))

@@ -28,7 +28,15 @@ from minishuffle.bench.drill import (
     run_drill,
 )
 from minishuffle.bench.failures import FailureKind, FailureRound
-from minishuffle.bench.numbered import ENTRY, KEYS, PARALLELISM, Gap, NumberedOutput, keyed_subtasks
+from minishuffle.bench.numbered import (
+    ENTRY,
+    KEYS,
+    PARALLELISM,
+    Gap,
+    LogReader,
+    NumberedOutput,
+    keyed_subtasks,
+)
 from minishuffle.cli.main import cli
 from minishuffle.config import ClusterSettings
 from minishuffle.errors import ShuffleError
@@ -238,7 +246,7 @@ def drill_of(path: Path, monkeypatch: pytest.MonkeyPatch, *, lost: int, dropped:
     run: Any = SimpleNamespace(
         wait_for_reports=lambda at: info,
         handle=SimpleNamespace(info=lambda: info),
-        output=lambda stalls: NumberedOutput(str(path / "log"), begin, drill.RATE),
+        output=lambda stalls: NumberedOutput(LogReader(str(path / "log")).read_on(), begin, drill.RATE),
     )
     stalls: Any = SimpleNamespace(spans=lambda: [])
     made = Drill(run, 0.0, stalls=stalls)

@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
 from minishuffle.bench import numbered
-from minishuffle.bench.numbered import Gap, Log, Numbered, NumberedOutput, cut_connections
+from minishuffle.bench.numbered import Gap, Log, LogReader, Numbered, NumberedOutput, cut_connections
 from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.ids import Address
 from minishuffle.operators.base import TaskContext
@@ -45,7 +46,7 @@ def logged(path: Path, monkeypatch: pytest.MonkeyPatch, arrivals: list[tuple[int
         sink.write([(number % numbered.KEYS, number) for number in numbers])
     sink.close()
     monkeypatch.setattr(numbered, "keyed_subtasks", lambda parallelism: np.arange(numbered.KEYS) % 2)
-    return NumberedOutput(str(path / "log"), 0, RATE, parallelism=2)
+    return NumberedOutput(LogReader(str(path / "log")).read_on(), 0, RATE, parallelism=2)
 
 
 def test_an_outage_lasts_until_a_record_of_after_the_failure(
@@ -68,7 +69,7 @@ def test_a_gap_is_the_longest_silence_of_each_that_did_not_fail(
     assert output.gaps(begin, end, frozenset()) == [even, odd], "edges of the time count"
     assert output.gaps(begin, end, frozenset([0])) == [odd]
     stalls = [(55 * MILLISECOND, 75 * MILLISECOND)]
-    output = NumberedOutput(str(tmp_path / "log"), 0, RATE, stalls, parallelism=2)
+    output = NumberedOutput(LogReader(str(tmp_path / "log")).read_on(), 0, RATE, stalls, parallelism=2)
     assert output.gaps(begin, end, frozenset()) == [
         Gap(35.0, 20 * MILLISECOND, 0),
         Gap(44.0, 6 * MILLISECOND, 1),
@@ -106,9 +107,67 @@ def test_the_log_is_read_while_it_grows(tmp_path: Path, monkeypatch: pytest.Monk
     sizes = []
     for number in range(3):
         sink.write([(number, number)])
-        sizes.append(len(NumberedOutput(str(tmp_path / "log"), 0, RATE).numbers))
+        sizes.append(len(NumberedOutput(LogReader(str(tmp_path / "log")).read_on(), 0, RATE).numbers))
     sink.close()
     assert sizes[2] == 3
+
+
+def read_whole(path: Path) -> Any:
+    return np.fromfile(path, numbered.ENTRY)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_log_that_is_read_on_is_what_it_is_when_it_is_read_whole(seed: int, tmp_path: Path) -> None:
+    """At drawn cuts, also within entries; what was given away stays as it is."""
+    random, path = Random(seed), tmp_path / "log"
+    size = random.randrange(1, 400)
+    entries = np.empty(size, numbered.ENTRY)
+    entries["number"] = [random.randrange(size) for _ in range(size)]
+    entries["time"] = range(size)
+    data = entries.tobytes()
+    cuts = sorted({random.randrange(len(data) + 1) for _ in range(random.randrange(1, 30))} | {len(data)})
+    reader, found, begin = LogReader(str(path)), [], 0
+    for cut in cuts:
+        with path.open("ab") as file:
+            file.write(data[begin:cut])
+        begin = cut
+        found.append(reader.read_on())
+        assert np.array_equal(found[-1], read_whole(path))
+        output, came = NumberedOutput(found[-1], 0, RATE), found[-1]["number"].tolist()
+        count = random.randrange(size)
+        assert output.missing(count) == len(set(range(count)).difference(came))
+        assert output.duplicated == len(came) - len(set(came))
+    assert all(np.array_equal(each, entries[: len(each)]) for each in found)
+
+
+def test_what_was_read_of_a_log_is_not_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    entries = np.zeros(3, numbered.ENTRY)
+    entries["number"] = [5, 6, 7]
+    entries[:2].tofile(path)
+    reader = LogReader(str(path))
+    reader.read_on()
+    changed = entries.copy()
+    changed["number"][0] = 9
+    changed.tofile(path)
+    assert np.array_equal(reader.read_on(), entries)
+
+
+@pytest.mark.parametrize(
+    "numbers", [[], [5], [5, 9], [9, 8, 7]], ids=["emptied", "cut", "replaced", "longer"]
+)
+def test_a_log_that_is_another_one_is_an_error(numbers: list[int], tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    entries = np.zeros(2, numbered.ENTRY)
+    entries["number"] = [5, 6]
+    entries.tofile(path)
+    reader = LogReader(str(path))
+    reader.read_on()
+    other = np.zeros(len(numbers), numbered.ENTRY)
+    other["number"] = numbers
+    other.tofile(path)
+    with pytest.raises(ShuffleError, match="no longer has entry 1"):
+        reader.read_on()
 
 
 def test_what_is_missing_is_known_once_later_records_of_all_subtasks_have_come(

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from minishuffle.bench.hosts import HostCluster, Hosts
-from minishuffle.bench.numbered import KEYED, NumberedOutput, numbered_job
+from minishuffle.bench.numbered import KEYED, LogReader, NumberedOutput, numbered_job
 from minishuffle.cli.main import cli
 from minishuffle.client import JobHandle
 from minishuffle.config import ClusterSettings
@@ -136,7 +136,7 @@ def test_links_flap_and_a_host_is_lost_and_comes_back_too_late(
         (tmp_path / "stop").touch()
         info = handle.wait_until_over(SECONDS_MAX)
     assert info.state == "finished_with_loss"
-    output = NumberedOutput(str(tmp_path / "log"), 0, RATE)
+    output = NumberedOutput(LogReader(str(tmp_path / "log")).read_on(), 0, RATE)
     made = sum(task.counters.records_out for task in info.tasks if task.name == "Numbered")
     missing, dropped = output.missing(made), sum(info.rows_dropped.values())
     assert output.duplicated == 0, "what the worker sent late was taken"
