@@ -202,12 +202,21 @@ def test_a_local_cluster_starts_its_coordinator_again_and_who_waits_for_a_job_no
 
 
 def test_sigterm_of_the_coordinator_is_no_order_to_end_and_costs_no_attempt_and_no_row(
-    wait_until: Until,
+    wait_until: Until, tmp_path: Path
 ) -> None:
-    """Twice, the second time with rows that the second one has from the first."""
-    count = 4_000
+    """Twice, the second time with rows that the second one has from the first. The last rows come after
+    that."""
+    count, gate, given = 4_000, str(tmp_path / "gate"), list[int]()
+
+    def numbers_through_gate(start: int, count: int) -> list[int]:
+        """Each worker's, of two: as many rows pass as are waited for, whichever they are."""
+        if sum(given) >= 1_000:
+            until(lambda: os.path.exists(gate), "the gate to open")
+        given.append(count)
+        return list(range(start, start + count))
+
     with LocalCluster(workers=2, slots=1) as cluster:
-        stream = Stream.generate(numbers, rate=RATE, records=count).rebalance().map(abs)
+        stream = Stream.generate(numbers_through_gate, rate=RATE, records=count).rebalance().map(abs)
         handle = cluster.submit(stream.collect(), parallelism=2)
         ended, log = [], cluster.state_dir / "worker-1.log"
         for rows, back in ((200, ""), (600, "has taken this worker back, in term 2")):
@@ -216,6 +225,7 @@ def test_sigterm_of_the_coordinator_is_no_order_to_end_and_costs_no_attempt_and_
             ended.append(cluster._running().coordinator)
             ended[-1].process.terminate()
             assert ended[-1].process.wait(SECONDS_MAX) == 0
+        Path(gate).touch()
         result = handle.wait(SECONDS_MAX)
         assert sorted(result.rows) == list(range(count))
         assert {task.attempt for task in result.tasks} == {1}
