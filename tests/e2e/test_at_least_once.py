@@ -155,14 +155,16 @@ class Run:
             one = next(iter(self.workers(standby=True)), one)
             cluster.kill_worker(one)
         elif kind == "drain":
-            cluster.client.drain(one)
+            with suppress(UnknownName):  # It was leaving, and has left.
+                cluster.client.drain(one)
         elif kind == "terminate":
             cluster.kill_worker(one, signal.SIGTERM)
         else:
+            runs = any(task.worker == one and task.state == "running" for task in self.handle.info().tasks)
             if kind == "without coordinator":
                 cluster.kill_coordinator()
             cluster.kill_worker(one)
-            if kind == "during recovery":
+            if kind == "during recovery" and runs:
                 self.wait_until(lambda: self.restarts() > restarts, "a restart")
             if kind in ("during recovery", "two"):
                 with suppress(UnknownName):
