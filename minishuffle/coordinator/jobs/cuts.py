@@ -32,7 +32,7 @@ RETRY_SECONDS: Final = 1.0
 LEFT_MAX: Final = 16
 """Folders that are removed once more."""
 HASTENED_SECONDS: Final = 1.0
-"""From the beginning of one until the next, at least, where receipts wait for it."""
+"""From the beginning of one until the next, at least, where something waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,15 @@ class JobCuts(CutsRecord):
         """One begins, of a job that has published so many rows; the next is due after ``interval``."""
         self.next_at, self.published = at + interval, published
 
-    def hasten(self, at: float) -> None:
-        """Much is retained that the next one frees: it is due now."""
-        if self.next_at:
-            self.next_at = min(self.next_at, at)
+    def hasten(self, began: float, at: float) -> bool:
+        """Something waits for the next one, the last of which has ``began`` then: have it begin soon, so that
+        at most half of the time one is under way. Gives whether that is sooner."""
+        if not self.next_at:
+            return False
+        lasts = self.kept[-1].seconds if self.kept else 0.0
+        due = max(at, began + max(HASTENED_SECONDS, 2 * lasts))
+        is_sooner, self.next_at = due < self.next_at, min(due, self.next_at)
+        return is_sooner
 
     def note_receipts(self, key: TaskKey, *, are_awaited: bool) -> None:
         """Programs that write to a task wait for receipts by the next, or none does any more."""
@@ -108,16 +113,10 @@ class JobCuts(CutsRecord):
             self.awaited.discard(key)
 
     def hasten_receipts(self, awaited: int, began: float, at: float) -> bool:
-        """Receipts wait for one of the number ``awaited``, or a later one (0: for the next); the last one has
-        ``began`` then. Have the next begin soon, so that at most half of the time one is under way; False:
-        none need."""
-        last = self.kept[-1] if self.kept else None
-        if not self.next_at or (last is not None and 0 < awaited <= last.point.number):
-            return False
-        lasts = 0.0 if last is None else last.seconds
-        due = max(at, began + max(HASTENED_SECONDS, 2 * lasts))
-        is_sooner, self.next_at = due < self.next_at, min(due, self.next_at)
-        return is_sooner
+        """Receipts wait for one of the number ``awaited``, or a later one (0: for the next): as
+        :meth:`hasten`, unless that is there."""
+        is_there = bool(self.kept) and 0 < awaited <= self.kept[-1].point.number
+        return not is_there and self.hasten(began, at)
 
     def take(self, alone: Iterable[TaskKey]) -> None:
         """The barrier is sent; these tasks have no holder."""

@@ -999,7 +999,7 @@ class Job:
                 self.cuts.complete(self.id, self.cut)
                 self.holders.freed(self.cuts.alone)
                 vertices = self.graph.vertices
-                if self.cuts.alone or any(each.acknowledges or each.stream for each in vertices):
+                if self.cuts.alone or any(each.acknowledges or each.stream or each.sink for each in vertices):
                     kept = self.cuts.kept[0].point.number
                     self.cut.announce(self.subtasks.open_workers(), kept, self.cuts.alone)
             return
@@ -1118,12 +1118,10 @@ class Job:
         return {task.worker for each in found for task in self.subtasks.of(each) if task.runs} - {worker}
 
     def hasten_cut(self, at: float) -> bool:
-        """A worker retains much, which a durable snapshot frees if tasks have no holders; False: it does
-        not."""
-        if self.cut.under_way or not self.cuts.next_at or not self.holders.alone():
-            return False
-        self.cuts.hasten(at)
-        return True
+        """A worker retains much, which a durable snapshot frees if tasks have no holders, or have kept rows
+        that nobody has read; False: none begins sooner for that."""
+        is_freed = self.holders.alone() or any(each.sink for each in self.graph.vertices)
+        return bool(is_freed) and not self.cut.under_way and self.cuts.hasten(self.cut.began, at)
 
     def receipts_wait(self, key: TaskKey, awaited: int, at: float) -> bool:
         """Receipts of a task wait for a durable snapshot, or for none if ``awaited`` is -1: see

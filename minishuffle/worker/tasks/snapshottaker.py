@@ -66,6 +66,20 @@ class _Seen:
     """For how long the thread has had a processor for the last one."""
 
 
+class _Cut(NamedTuple):
+    """The state that was taken last for a snapshot of the whole job; the thread sets it."""
+
+    number: int
+    taken: list[list[ChannelRows]]
+    """The rows that it covers, by gate, if producers may give them up once it is complete."""
+    newest: int
+    """The number of the last local snapshot before it."""
+    is_alone: bool
+    """The task had no holder."""
+    kept: int
+    """The rows that the task had kept for readers."""
+
+
 class _Rest(NamedTuple):
     """The rest of a snapshot under way."""
 
@@ -124,9 +138,9 @@ class SnapshotTaker:
         """No next attempt begins before the snapshot of that number."""
         self._is_deferred = False
         """One is due that a sink defers."""
-        self._cut: tuple[int, list[list[ChannelRows]], int] = (0, [], 0)
-        """The last snapshot of the whole job, the rows that it covers, by gate, and the number of the last
-        local one before it; the thread sets it."""
+        self._cut = _Cut(0, [], 0, is_alone=False, kept=0)
+        self._is_pressed = False
+        """Whether a snapshot was wanted since the last one of the whole job was complete; the loop's."""
         self._outdated = -1
         """Producers do not have the rows behind local snapshots up to that one; the loop sets it."""
         self._left_out: Sequence[int] = ()
@@ -236,15 +250,18 @@ class SnapshotTaker:
     ) -> TaskStateSnapshot:
         """Take the state for a snapshot of the whole job, as ``freeze`` gives it. Its parts are made between
         the elements that follow, and after those of a snapshot under way; then ``made`` gets all of
-        them, or why they cannot be written. Note which rows it covers: a task that has a holder notes none.
+        them, or why they cannot be written. Note which rows it covers, if the task has no holder, or has kept
+        rows with which no reader has dealt: until one has, local snapshots cover nothing more.
 
         Raises: as ``freeze``.
         """
         if not self._rests:  # else the task would stand for all of that
             self._hear()
         is_alone = not self._machine.has_holder or self._is_left()
-        taken = [gate.taken() for gate in self._gates] if is_alone else []
-        self._cut = number, taken, self._machine.numbers[-1]
+        spool = self._parts.spool
+        kept, is_unread = (0, False) if spool is None else (spool.rows, spool.read_rows < spool.rows)
+        taken = [gate.taken() for gate in self._gates] if is_alone or is_unread else []
+        self._cut = _Cut(number, taken, self._machine.numbers[-1], is_alone, kept)
         self._parts.leases.cut(number, is_alone=is_alone)
         snapshot = freeze()
         self._begin_rest(made_in_turn(snapshot, made), is_local=False)
@@ -480,13 +497,23 @@ class SnapshotTaker:
     def cut_complete(self, number: int, kept: int, *, freed: bool) -> None:
         """A durable snapshot is complete, and the job goes back to none before number ``kept``. If the
         coordinator takes the task for ``freed``, producers need not retain the rows that it covers. Should
-        another holder be there by now, they do: it may have older snapshots."""
-        last, rows, newest = self._cut
-        if freed and last == number and rows and not self.writer.is_read:
-            self._outdated = newest
-            for gate, taken in zip(self._gates, rows, strict=True):
+        another holder be there by now, they do: it may have older snapshots.
+
+        Nor need they where that is wanted, and local snapshots wait for readers of rows that it has: should
+        the task be lost before these have come, it asks for rows that are not there any more, and the whole
+        job goes back."""
+        cut = self._cut
+        is_free = freed and cut.is_alone and not self.writer.is_read
+        if cut.number == number and cut.taken and (is_free or self._waits_for_readers(cut)):
+            self._outdated = cut.newest
+            for gate, taken in zip(self._gates, cut.taken, strict=True):
                 gate.make_stable(taken)
+        self._is_pressed = False
         self._parts.leases.cut_complete(number, kept, freed=freed)
+
+    def _waits_for_readers(self, cut: _Cut) -> bool:
+        spool = self._parts.spool
+        return self._is_pressed and spool is not None and spool.read_rows < cut.kept
 
     def lose(self, error: PartitionLost) -> None:
         """Have the task fail, since what it retains cannot be read: its next attempt makes that again."""
@@ -495,7 +522,7 @@ class SnapshotTaker:
 
     def ask(self) -> None:
         """A snapshot would free what producers retain."""
-        self._is_wanted = True
+        self._is_wanted = self._is_pressed = True
         self._tell()
 
     def _tell(self) -> None:

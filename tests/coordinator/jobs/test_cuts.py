@@ -592,6 +592,18 @@ def test_receipts_of_writes_have_one_under_way_for_half_of_the_time_at_most(cuts
     assert [each.work for each in cuts.work[begun:]] == ["prepare"]
 
 
+@pytest.mark.parametrize("sink", ["", "result"])
+def test_one_begins_for_a_worker_that_retains_much_where_results_wait_for_readers(
+    cuts_of: CutsOf, sink: str
+) -> None:
+    cuts = cuts_of({"bounded": False}, {"bounded": False, "sink": sink})
+    cuts.take()
+    assert len(cuts.workers[0].got(CutComplete)) == bool(sink)
+    cuts.cluster.heartbeat(cuts.workers[0], retains_much=True)
+    cuts.cluster.advance(2 * HASTENED_SECONDS)
+    assert (cuts.work[-1].work == "prepare") == bool(sink)
+
+
 @pytest.mark.parametrize("taken", [0, 1, 2])
 def test_a_job_that_programs_write_to_goes_back_to_the_last_one_and_no_further(
     cuts_of: CutsOf, taken: int

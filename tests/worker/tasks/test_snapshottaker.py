@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.errors import PartitionLost, PeerLost, WrongResult
+from minishuffle.errors import PartitionLost, PeerLost, StateLost, WrongResult
 from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
 from minishuffle.exchange.retained import RetainedPartition
 from minishuffle.ids import AttemptId, holder_operator, snapshot_edge, state_edge
@@ -331,6 +331,45 @@ async def test_readers_get_each_row_though_a_sink_is_lost_with_those_that_they_h
     assert (found - expected).total() <= counted
     deployment.drop_spools("j1")
     job.close()
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+async def test_a_durable_snapshot_frees_rows_whose_results_no_reader_has_taken_if_there_is_need(
+    site_of: type[Site], is_wanted: bool
+) -> None:
+    """A sink that is lost then asks for rows that are not there any more, for which the whole job goes back.
+    Else they are retained for it."""
+    site = site_of()
+    stream = Stream.source(Repeating()).rebalance().map(lambda n: {"n": n}).to_table({"n": "int64"})
+    job, sinks = Recovery(site, stream.to_spark("result")), [attempt(1, 0), attempt(1, 1)]
+    deployment = site.deployment
+    await site.until(lambda: all(deployment.spools[key].rows for key in sinks))
+    site.pass_barrier()
+    await site.until(lambda: all(key in site.made for key in sinks))
+    if is_wanted:
+        deployment.want_snapshots()
+    for key in sinks:
+        taker = deployment.attempts[key].task.snapshots
+        assert taker is not None
+        taker.cut_complete(1, 1, freed=False)
+    partition = deployment.attempts[attempt(0, 0)].partition(0)
+    assert isinstance(partition, RetainedPartition)
+    assert [each.freed > 0 for each in partition.subpartitions] == [is_wanted, is_wanted]
+    spool = deployment.spools.pop(sinks[0])
+    job.specs[1, 0] = job.specs[1, 0].model_copy(update={"first_row": spool.rows})
+    job.lose((1, 0))
+    spool.give_up()
+    again = attempt(1, 0, 2)
+    if is_wanted:
+        await site.until(lambda: again in site.outcomes)
+        error = site.outcomes[again].error
+        assert error is not None and error.code == StateLost.code
+    else:
+        await site.until(lambda: deployment.spools[again].rows > spool.rows)
+    site.made.clear()
+    job.close()
+    await site.close()
+    deployment.drop_spools("j1")
 
 
 async def test_snapshots_free_what_fills_the_bound_of_a_worker(site_of: type[Site]) -> None:
