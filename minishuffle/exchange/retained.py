@@ -140,14 +140,14 @@ class RetainedPartition:
         Raises:
             LocalProtocolError: something was written.
         """
-        if any(each.entries or each.rows for each in self.subpartitions):
+        if any(each.entries.things or each.next_row for each in self.subpartitions):
             raise LocalProtocolError(f"partition {self.id} has begun")
         for subpartition, row in zip(self.subpartitions, rows, strict=True):
             subpartition.begin_at(row)
 
     def written(self) -> list[int]:
         """The number of the next row for each consumer."""
-        return [each.rows for each in self.subpartitions]
+        return [each.next_row for each in self.subpartitions]
 
     def skips(self, position: int, rows: int) -> bool:
         """Only rows that nobody will ever want are left out. Raises TaskCancelled: the task was abandoned."""
@@ -155,7 +155,7 @@ class RetainedPartition:
             raise TaskCancelled("the task was abandoned")
         subpartition = self.subpartitions[position]
         if subpartition.closed:
-            subpartition.rows += rows
+            subpartition.skipped += rows
         return subpartition.closed
 
     def hand_over(self, position: int, batch: Batch) -> bool:
@@ -173,7 +173,10 @@ class RetainedPartition:
             return False
         handed, size = frozen
         self._enter(subpartition)
-        self._add(subpartition, RetainedBlock(len(handed), size, handed))
+        self._open([subpartition]).hand_over(handed, size)
+        subpartition.rows += len(handed)
+        subpartition.bytes += size
+        self._close([subpartition])
         self._wrote(1, len(handed), size)
         return True
 
@@ -246,17 +249,6 @@ class RetainedPartition:
             subpartition.open = block
         return block
 
-    def _add(self, subpartition: RetainedSubpartition, block: RetainedBlock) -> None:
-        """Write a block that is complete."""
-        self._close([subpartition])
-        self._begin()
-        self.store.close(block)
-        subpartition.append(block)
-        subpartition.rows += block.rows
-        subpartition.bytes += block.size
-        subpartition.closed_bytes = subpartition.bytes
-        self._notify(subpartition)
-
     def _begin(self) -> None:
         """Say once that an element is written."""
         if self._begun is not None:
@@ -268,7 +260,7 @@ class RetainedPartition:
         block = subpartitions[0].open
         if block is None:
             return
-        self.store.close(block)
+        self.store.close(block)  # all that is in it was counted
         for subpartition in subpartitions:
             subpartition.open = None
             subpartition.closed_bytes = subpartition.bytes
@@ -296,7 +288,8 @@ class RetainedPartition:
         self._counters.records_out += rows * consumers
         if self._released:  # meanwhile; nobody looks at it any more
             for subpartition in self.subpartitions:
-                subpartition.entries, subpartition.open = [], None
+                subpartition.forget()
+                subpartition.open = None
             self.store.clear()
 
     def broadcast_watermark(self, time: int, idle: bool) -> None:

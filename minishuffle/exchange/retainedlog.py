@@ -16,6 +16,7 @@ view any more once it has been resumed or has ended for its job.
 from __future__ import annotations
 
 import sys
+from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from minishuffle.exchange.blocking import DiskReads
 from minishuffle.exchange.buffers import Event, Flush, Slice, WholeBatch
 from minishuffle.exchange.elements import Part, encode
 from minishuffle.exchange.partition import ProducerLink, SubpartitionState
-from minishuffle.exchange.retention import RetainedBlock, RetainedStore, Spilled
+from minishuffle.exchange.retention import OpenElements, RetainedBlock, RetainedStore, Spilled, block_parts
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.channel import NextType, ProducerChannel
@@ -82,27 +83,48 @@ class LogServices:
     """(Loop.) What was retained is not what was written."""
 
 
-class _Entry:
-    """A block in a log: its first row has the number ``row``, its first byte the number ``at``."""
+class _Entries:
+    """What is in a log, in its order, and where each begins. The numbers stand in arrays, so that few objects
+    stay for a block: see :mod:`~minishuffle.exchange.retention`.
 
-    __slots__ = ("at", "block", "row")
+    The writer appends and the loop takes away, each by steps that the interpreter does not divide, and the
+    loop alone looks: what it sees in ``things`` has its numbers.
+    """
 
-    def __init__(self, row: int, at: int, block: RetainedBlock) -> None:
-        self.row = row
-        self.at = at
-        self.block = block
+    __slots__ = ("bytes", "rows", "things")
 
-    @property
-    def end(self) -> int:
-        """The number of the row behind it, so far."""
-        return self.row + self.block.rows
+    def __init__(self) -> None:
+        self.things: list[RetainedBlock | Event] = []
+        self.rows = array("q")
+        """For each, the number of its first row, or for an event of the row that follows."""
+        self.bytes = array("q")
+        """For each, the number of its first byte."""
+
+    def append(self, thing: RetainedBlock | Event, rows: int, size: int) -> None:
+        """(Writer.)"""
+        self.rows.append(rows)
+        self.bytes.append(size)
+        self.things.append(thing)
+
+    def drop(self, count: int) -> None:
+        """(Loop.) Take the first away."""
+        del self.things[:count], self.rows[:count], self.bytes[:count]
+
+    def remove(self, index: int) -> None:
+        """(Loop.)"""
+        del self.things[index], self.rows[index], self.bytes[index]
+
+    def keep(self, kept: list[int], count: int) -> None:
+        """(Loop.) Of the first ``count``, keep those with these indexes; only the last of them is a block."""
+        self.things[:count] = [self.things[index] for index in kept]
+        self.rows[:count] = array("q", [self.rows[index] for index in kept])
+        self.bytes[:count] = array("q", [self.bytes[index] for index in kept])
 
 
 class RetainedSubpartition:
     """The log for one consumer: a :class:`ResultSubpartition`.
 
-    Each attribute is written by one thread, and the list of entries is changed by steps that the interpreter
-    does not divide: the writer appends, the loop takes from the front.
+    Each attribute is written by one thread, but for the entries, which both change.
 
     Args:
         capacity: payload bytes of a buffer.
@@ -136,6 +158,7 @@ class RetainedSubpartition:
         "resumed",
         "rows",
         "services",
+        "skipped",
         "view",
         "waits",
         "whole",
@@ -144,12 +167,15 @@ class RetainedSubpartition:
     def __init__(self, services: LogServices, consumer: int, capacity: int) -> None:
         self.consumer = consumer
         self.services = services
-        self.entries: list[_Entry | Event] = []
+        self.entries = _Entries()
         # The writer's.
         self.rows = self.first_row = 0
-        """The numbers of the next row, and of the first."""
+        """The numbers of the row behind the last that was appended, and of the first. Rows are counted once
+        they are in an open block, and before that is closed."""
         self.bytes = 0
-        """All that were appended."""
+        """All that were appended; counted as rows."""
+        self.skipped = 0
+        """Rows that nobody will ever want, behind those that were appended: no row is appended any more."""
         self.closed_bytes = 0
         """Bytes below are in blocks that are closed, and go out."""
         self.open: RetainedBlock | None = None
@@ -203,7 +229,7 @@ class RetainedSubpartition:
     def append(self, block: RetainedBlock) -> None:
         """A block is next; its rows and bytes are not counted yet."""
         self._tail = None
-        self.entries.append(_Entry(self.rows, self.bytes, block))
+        self.entries.append(block, self.rows, self.bytes)
 
     def has_room(self) -> bool:
         """The consumer has read enough."""
@@ -213,8 +239,8 @@ class RetainedSubpartition:
 
     def add_event(self, event: Event) -> None:
         """Append an event; no block is open."""
-        event.row = self.rows
-        self.entries.append(event)
+        event.row = self.next_row
+        self.entries.append(event, self.rows, self.bytes)
         self._tail = event
 
     def add_watermark(self, time: int, idle: bool) -> None:
@@ -272,25 +298,51 @@ class RetainedSubpartition:
         return ROW_MAX if self.closed else max(self.first_row, self._stable)
 
     @property
+    def next_row(self) -> int:
+        """(Any thread.) The number of the next row."""
+        return self.rows + self.skipped
+
+    @property
     def freed(self) -> int:
         """Rows below are not held."""
-        return next((entry.row for entry in self.entries if isinstance(entry, _Entry)), self.rows)
+        rows, entries = self.next_row, self.entries  # first: what is appended from now on lies behind
+        for index, entry in enumerate(entries.things):
+            if isinstance(entry, RetainedBlock):
+                return entries.rows[index]
+        return rows
+
+    def rows_to(self, index: int) -> int:
+        """The number of the row behind that entry, so far; if it was closed before, for good."""
+        rows, begins = self.rows, self.entries.rows  # first: what is counted from now on may lie behind
+        return begins[index + 1] if index + 1 < len(begins) else rows
+
+    def bytes_to(self, index: int) -> int:
+        """The number of the byte behind that entry, as :meth:`rows_to`."""
+        size, begins = self.bytes, self.entries.bytes
+        return begins[index + 1] if index + 1 < len(begins) else size
+
+    def _reaches(self, index: int, row: int) -> bool:
+        """Whether that row, or one behind it, is in the entry, may still be written to its open block, or
+        follows the event."""
+        entry = self.entries.things[index]
+        if isinstance(entry, Event):
+            return entry.row >= row
+        return not entry.closed or self.rows_to(index) > row
 
     def _place(self, row: int) -> tuple[int, Event | None, int]:
         """Where the log is to be read from for that row: the number of the entry, the last watermark before
         it, and the byte."""
-        position, entries = self.bytes, self.entries  # first: what is appended from now on lies behind
-        index = bisect_left(entries, True, key=lambda entry: _reaches(entry, row))
+        position, things = self.bytes, self.entries.things  # first: what is appended from now on lies behind
+        index = bisect_left(range(len(things)), True, key=lambda index: self._reaches(index, row))
         mark = self._mark
         for number in range(index - 1, -1, -1):
-            entry = entries[number]
+            entry = things[number]
             if isinstance(entry, Event) and entry.kind is EventKind.WATERMARK:
                 mark = entry
                 break
-        for number in range(index, len(entries)):
-            entry = entries[number]
-            if isinstance(entry, _Entry):
-                position = entry.at
+        for number in range(index, len(things)):
+            if isinstance(things[number], RetainedBlock):
+                position = self.entries.bytes[number]
                 break
         return self.first + index, mark, position
 
@@ -306,18 +358,19 @@ class RetainedSubpartition:
 
     def free(self) -> None:
         """Give up what is covered and was read."""
-        entries, stable, freed = self.entries, min(self.stable, self.rows), 0
+        things, stable, freed = self.entries.things, min(self.stable, self.next_row), 0
         most = self.view.at - self.first if self.view is not None else 0
-        while freed < most and not _reaches(entry := entries[freed], stable):
-            if isinstance(entry, _Entry):
-                self.services.store.free(entry.block)
+        while freed < most and not self._reaches(freed, stable):
+            entry = things[freed]
+            if isinstance(entry, RetainedBlock):
+                self.services.store.free(entry)
             elif entry.kind is EventKind.WATERMARK:
                 self._mark = entry
             freed += 1
         self.behind = freed == most
         if freed:
             self.first += freed
-            del entries[:freed]
+            self.entries.drop(freed)
             self.services.store.note_freed()
 
     def moved(self, read: int) -> None:
@@ -346,16 +399,16 @@ class RetainedSubpartition:
         """Nobody wants a row of it any more."""
         self.closed = True  # first: the writer looks at it
         self.allowance = _UNBOUNDED
-        entries, count = self.entries, len(self.entries)
+        things, count = self.entries.things, len(self.entries.things)
         read = min(count, self.view.at - self.first) if self.view is not None else 0
-        kept: list[_Entry | Event] = []
-        for number, entry in enumerate(entries[:count]):
-            if isinstance(entry, _Entry) and entry.block.closed:
-                self.services.store.free(entry.block)
-            elif number >= read:
-                kept.append(entry)
+        kept: list[int] = []
+        for index, entry in enumerate(things[:count]):
+            if isinstance(entry, RetainedBlock) and entry.closed:
+                self.services.store.free(entry)
+            elif index >= read:
+                kept.append(index)
         self.first += read
-        entries[:count] = kept
+        self.entries.keep(kept, count)
         self.position = self.bytes
         self.services.store.note_freed()
 
@@ -379,10 +432,14 @@ class RetainedSubpartition:
     def release(self) -> None:
         """Nothing is held any more. (Flink: a view of a partition that was released is not created.)"""
         self.lose()
-        self.entries = []
+        self.forget()
         self.position = self.bytes
         if self.error is None:
             self.error = PartitionNotFound(f"partition {self.services.name} was released")
+
+    def forget(self) -> None:
+        """(Both threads, once it is released.) Hold nothing."""
+        self.entries = _Entries()
 
     def readiness(self) -> NextType:
         """Whether what is unread goes out."""
@@ -407,21 +464,28 @@ class RetainedSubpartition:
 
     def validate(self) -> None:
         """Check the invariants; for tests."""
-        held = [entry for entry in self.entries if isinstance(entry, _Entry)]
-        assert self.first_row <= self.freed <= min(self.stable, self.rows)
+        entries = self.entries
+        count = len(entries.things)
+        assert len(entries.rows) == len(entries.bytes) == count
+        assert self.first_row <= self.freed <= min(self.stable, self.next_row)
         assert self.view is None or self.first <= self.view.at
-        assert all(entry.block.data is not None for entry in held)
-        assert [entry.row for entry in held[1:]] == [entry.end for entry in held[:-1]]
-        assert not held or held[-1].end == self.rows
+        for begins, end in ((entries.rows, self.rows), (entries.bytes, self.bytes)):
+            assert list(begins) == sorted(begins) and (not begins or begins[-1] <= end)
+        for index, entry in enumerate(entries.things):
+            rows = self.rows_to(index) - entries.rows[index]
+            size = self.bytes_to(index) - entries.bytes[index]
+            if isinstance(entry, RetainedBlock):
+                data = entry.data
+                assert data is not None and entry.closed is not isinstance(data, OpenElements)
+                if isinstance(data, OpenElements):
+                    assert index == count - 1 and (data.ends[-1], data.size) == (rows, size)
+                elif isinstance(data, bytes | memoryview | tuple):
+                    assert sum(map(len, block_parts(data))) == size
+                elif isinstance(data, Batch):
+                    assert len(data) == rows
+            elif index + 1 < count and not self.closed:
+                assert (rows, size) == (0, 0), "an event has neither"
         assert self.position <= self.bytes and self.closed_bytes <= self.bytes
-
-
-def _reaches(entry: _Entry | Event, row: int) -> bool:
-    """Whether that row, or one behind it, is in the entry, may still be written to its open block, or follows
-    the event."""
-    if isinstance(entry, Event):
-        return entry.row >= row
-    return not entry.block.closed or entry.end > row
 
 
 # --- view -----------------------------------------------------------------------------------------
@@ -438,8 +502,10 @@ class RetainedView:
         "_ahead",
         "_barrier",
         "_begin",
+        "_begins_at",
         "_current",
         "_elements",
+        "_ends_at",
         "_fetched",
         "_fetched_bytes",
         "_mark",
@@ -492,16 +558,18 @@ class RetainedView:
         self._mark = None if mark is None else Event(EventKind.WATERMARK, mark.time, mark.idle)
         self._row = self._begin
         """The number of the next row."""
-        self._replayed_at: int | None = subpartition.rows
+        self._replayed_at: int | None = subpartition.next_row
         """The row behind what was held when it was made; None once it has come there."""
-        self._current: _Entry | None = None
+        self._current: RetainedBlock | None = None
         """The block that was begun last, while there is a rest of it, or it is open."""
+        self._begins_at = self._ends_at = 0
+        """The numbers of its first byte, and of the one behind it when it was looked at last."""
         self._rest: deque[Part] = deque()
         """What was begun of it and not polled."""
         self._taken = self._elements = self._rows_taken = 0
         """Bytes of it that were polled; elements that were begun, if it was open then; and their rows."""
-        self._fetched: dict[int, tuple[Part, ...]] = {}
-        """Blocks that were read from disk, or encoded, and not begun, by number."""
+        self._fetched: dict[RetainedBlock, tuple[Part, ...]] = {}
+        """What was read from disk, or encoded, and not begun."""
         self._fetched_bytes = 0
         self._ahead = self.at
         """Entries below were asked for."""
@@ -561,19 +629,19 @@ class RetainedView:
                 return _NONE
             if isinstance(entry, Event):
                 return _EVENT_NEXT
-            if subpartition.readiness() is not _NONE and self._find(entry.block) is None:
+            if subpartition.readiness() is not _NONE and self._find(entry) is None:
                 return _NONE
         return subpartition.readiness()
 
-    def _head(self) -> _Entry | Event | None:
+    def _head(self) -> RetainedBlock | Event | None:
         """What is next, behind what the consumer does not want."""
         subpartition = self._subpartition
         entries = subpartition.entries
         while True:
-            index = self.at - subpartition.first
-            if index >= len(entries):
+            index = self._index
+            if index >= len(entries.things):
                 return None
-            entry = entries[index]
+            entry = entries.things[index]
             if isinstance(entry, Event):
                 if self._is_wanted(entry):
                     return entry
@@ -581,19 +649,24 @@ class RetainedView:
                 if self._is_wanted(entry):
                     return entry
             else:
-                block = entry.block
-                closed = block.closed  # before the look at its rows
+                closed = entry.closed  # before the look at its rows
+                row, end = entries.rows[index], subpartition.rows_to(index)
                 if entry is self._current:
-                    if not closed or self._rows_taken < block.rows:
+                    if not closed or self._rows_taken < end - row:
                         return entry
-                elif entry.end > self._begin or (not closed and entry.row >= self._begin):
+                elif end > self._begin or (not closed and row >= self._begin):
                     return entry
                 elif not closed:  # with what follows it, it may yet be skipped: rows in between must not be
                     return None
-                self._row = entry.end
-                self._end_block(entry)
+                self._row = end
+                self._end_block()
                 subpartition.moved(self.read)
             self.at += 1
+
+    @property
+    def _index(self) -> int:
+        """Where the next entry is among those that are held."""
+        return self.at - self._subpartition.first
 
     def _is_wanted(self, event: Event) -> bool:
         if event.marker is not None:
@@ -601,13 +674,15 @@ class RetainedView:
         subpartition = self._subpartition
         return not event.blocking or event.barrier > max(subpartition.barriers_over, subpartition.resumed)
 
-    def _find(self, block: RetainedBlock) -> list[Part] | tuple[Part, ...] | Batch | None:
+    def _find(self, block: RetainedBlock) -> OpenElements | tuple[Part, ...] | Batch | None:
         """What is in a block that is next, or the batch that the consumer takes as it is; None: the disk was
         asked for it. The writer may complete it, or move it to the disk, at any time: look once."""
         data = block.data
-        if isinstance(data, list | tuple) or (self.whole and isinstance(data, Batch)):
+        if isinstance(data, bytes | memoryview | tuple):
+            return block_parts(data)
+        if isinstance(data, OpenElements) or (self.whole and isinstance(data, Batch)):
             return data
-        found = self._fetched.get(block.number)
+        found = self._fetched.get(block)
         if found is None and not self._reading:
             self._ahead = self.at
             self._fetch()
@@ -645,16 +720,16 @@ class RetainedView:
         if mark is not None:
             mark.row = self._row
             return mark.slice()
-        entries, index = self._subpartition.entries, self.at - self._subpartition.first
-        event = entries[index]
+        entries, index = self._subpartition.entries, self._index
+        event = entries.things[index]
         assert isinstance(event, Event)
         if event.marker is not None:
-            del entries[index]
+            entries.remove(index)
             return event.slice()
         if event.kind is EventKind.WATERMARK and index:
-            before = entries[index - 1]
+            before = entries.things[index - 1]
             if isinstance(before, Event) and before.kind is EventKind.WATERMARK:
-                del entries[index - 1]
+                entries.remove(index - 1)
                 self.at -= 1
         self.at += 1
         piece = event.slice()
@@ -673,19 +748,19 @@ class RetainedView:
         while True:
             if not rest:
                 entry = self._head()
-                if not isinstance(entry, _Entry) or (pieces and not self._joins(entry.block, size)):
+                if not isinstance(entry, RetainedBlock) or (pieces and not self._joins(size)):
                     break
-                found = self._find(entry.block)
+                found = self._find(entry)
                 if isinstance(found, Batch) and not pieces:
-                    return self._take_whole(entry, found)
-                if not isinstance(found, list | tuple):
+                    return self._take_whole(found)
+                if not isinstance(found, OpenElements | tuple):
                     break
                 begun = self._begin_block(entry, found)
                 if begun is None:
                     break
                 if first_start == NO_ELEMENT_START:
                     row, first_start = begun, size
-            block = self._current.block if self._current is not None else None
+            block = self._current
             size += self._drain(pieces, capacity - size)
             if rest or size >= capacity:
                 break
@@ -699,34 +774,37 @@ class RetainedView:
         piece.flags |= 0 if first_start == NO_ELEMENT_START else _STARTS
         return piece
 
-    def _joins(self, block: RetainedBlock, size: int) -> bool:
-        """Whether a block is to begin in a buffer that has so many bytes: it is copied then."""
-        capacity = self._subpartition.capacity
-        return size + block.size <= capacity or 2 * size < capacity
+    def _joins(self, size: int) -> bool:
+        """Whether the block that is next is to begin in a buffer with so many bytes: it is copied then."""
+        subpartition, index = self._subpartition, self._index
+        block_size = subpartition.bytes_to(index) - subpartition.entries.bytes[index]
+        return size + block_size <= subpartition.capacity or 2 * size < subpartition.capacity
 
-    def _begin_block(self, entry: _Entry, data: list[Part] | tuple[Part, ...]) -> int | None:
-        """Begin a block, or what was added to it since; gives the number of its first row, None if there is
-        nothing."""
-        block = entry.block
-        if entry is not self._current:
-            self._current = entry
+    def _begin_block(self, block: RetainedBlock, data: OpenElements | tuple[Part, ...]) -> int | None:
+        """Begin the block that is next, or what was added to it since; gives the number of the first row of
+        that, None if there is none."""
+        subpartition, index = self._subpartition, self._index
+        row = subpartition.entries.rows[index]
+        if block is not self._current:
+            self._current = block
             self._taken = self._elements = self._rows_taken = 0
-        begun, width = self._elements, block.width
-        if isinstance(data, tuple):
-            rows, self._elements = block.rows, len(block.ends)
-            parts = _behind(data, self._taken) if begun else data
+            self._begins_at = subpartition.entries.bytes[index]
+        if isinstance(data, tuple):  # all of it was counted
+            rows, self._ends_at = subpartition.rows_to(index) - row, subpartition.bytes_to(index)
+            parts = _behind(data, self._taken) if self._taken else data
         else:
-            count = len(block.ends)
-            rows, self._elements = block.ends[count - 1] if count else 0, count
-            parts = tuple(data[begun * width : count * width])
+            begun, count, width = self._elements, len(data.ends), data.width
+            rows, self._elements = data.ends[count - 1] if count else 0, count
+            self._ends_at = self._begins_at + data.size
+            parts = tuple(data.parts[begun * width : count * width])
         if self._rows_taken == rows:
             return None
-        first = entry.row + self._rows_taken
+        first = row + self._rows_taken
         self.rows_sent += rows - self._rows_taken
         self._rows_taken = rows
-        self._row = entry.row + rows
+        self._row = row + rows
         self._rest.extend(parts)
-        if self._fetched and (parts := self._fetched.pop(block.number, ())):
+        if self._fetched and (parts := self._fetched.pop(block, ())):
             self._fetched_bytes -= sum(map(len, parts))
             if not self._reading and 2 * self._fetched_bytes < self._subpartition.services.read_bytes:
                 self._fetch()
@@ -747,10 +825,8 @@ class RetainedView:
             pieces.append(part)
             size += length
         self._taken += size
-        entry = self._current
-        assert entry is not None
-        most = entry.block.size - 1 if rest else entry.block.size  # a batch may take more than it had
-        self._subpartition.position = entry.at + min(self._taken, most)
+        most = self._ends_at - 1 if rest else self._ends_at  # a batch may take more than it had
+        self._subpartition.position = min(self._begins_at + self._taken, most)
         return size
 
     def _slice_of(self, pieces: list[Part], block: RetainedBlock | None, size: int, rows: int) -> Slice:
@@ -766,24 +842,27 @@ class RetainedView:
             piece.view, piece.builder = self._subpartition.services.store, block
         return piece
 
-    def _take_whole(self, entry: _Entry, batch: Batch) -> Slice:
-        block, subpartition = entry.block, self._subpartition
+    def _take_whole(self, batch: Batch) -> Slice:
+        """The batch that is next."""
+        subpartition, index = self._subpartition, self._index
+        row, self._row = subpartition.entries.rows[index], subpartition.rows_to(index)
+        rows, size = self._row - row, subpartition.bytes_to(index) - subpartition.entries.bytes[index]
         handed = Batch(batch.payload, None, batch.times)
-        whole = WholeBatch(handed, block.rows, block.size, subpartition.capacity, parts=_encoded)
-        piece = Slice(_NOTHING, 0, block.size, _DATA, block.rows)
+        whole = WholeBatch(handed, rows, size, subpartition.capacity, parts=_encoded)
+        piece = Slice(_NOTHING, 0, size, _DATA, rows)
         piece.flags, piece.first_start, piece.whole = _STARTS | _ENDS, 0, whole
-        piece.row = entry.row
-        self.rows_sent += block.rows
-        self._row = entry.end
-        self._end_block(entry)
+        piece.row = row
+        self.rows_sent += rows
+        self._end_block()
         self.at += 1
         subpartition.buffers_out += 1
-        self.read += block.size
+        self.read += size
         return piece
 
-    def _end_block(self, entry: _Entry) -> None:
+    def _end_block(self) -> None:
+        """The block that is next is behind the view."""
         self._current = None
-        self._subpartition.position = entry.at + entry.block.size
+        self._subpartition.position = self._subpartition.bytes_to(self._index)
 
     # --- what is not in memory -------------------------------------------------------------------
 
@@ -793,22 +872,23 @@ class RetainedView:
         wanted: list[RetainedBlock] = []
         size = 0
         self._ahead = max(self._ahead, self.at)
-        while (index := self._ahead - subpartition.first) < len(subpartition.entries):
-            entry = subpartition.entries[index]
-            if isinstance(entry, _Entry):
-                data = entry.block.data
-                if size >= max(1, services.read_bytes) or isinstance(data, list):
+        entries = subpartition.entries
+        while (index := self._ahead - subpartition.first) < len(entries.things):
+            entry = entries.things[index]
+            if isinstance(entry, RetainedBlock):
+                data = entry.data
+                if size >= max(1, services.read_bytes) or isinstance(data, OpenElements):
                     break
                 if self.whole and isinstance(data, Batch):
                     break
-                wanted.append(entry.block)
-                size += entry.block.size
+                wanted.append(entry)
+                size += subpartition.bytes_to(index) - entries.bytes[index]
             self._ahead += 1
         if wanted:
             self._reading = True
             services.disk.run(partial(_read_all, wanted), self._on_read)
 
-    def _on_read(self, found: list[tuple[int, tuple[Part, ...]]] | ShuffleError) -> None:
+    def _on_read(self, found: list[tuple[RetainedBlock, tuple[Part, ...]]] | ShuffleError) -> None:
         self._reading = False
         if isinstance(found, PartitionLost):
             self._subpartition.services.lose(found)
@@ -834,13 +914,13 @@ def _encoded(batch: Batch) -> list[Part]:
     return encode(batch)[1]
 
 
-def _read_all(blocks: list[RetainedBlock]) -> list[tuple[int, tuple[Part, ...]]]:
-    """(A thread for the disk.) Number and bytes of each that is still held."""
+def _read_all(blocks: list[RetainedBlock]) -> list[tuple[RetainedBlock, tuple[Part, ...]]]:
+    """(A thread for the disk.) Bytes of each that is still held."""
     found = []
     for block in blocks:
         data = block.data
         if isinstance(data, Spilled):
-            found.append((block.number, data.read()))
+            found.append((block, data.read()))
         elif isinstance(data, Batch):
-            found.append((block.number, tuple(_encoded(data))))
+            found.append((block, tuple(_encoded(data))))
     return found

@@ -1,14 +1,18 @@
 """What a worker retains: elements that were sent and may be asked for again, in memory first, then on disk.
 
 Elements are held in *blocks*: some short ones that fill a buffer together, or a longer one. Short ones are
-copied into *pages* of a buffer's size, which are used again: memory that is kept for a second and then given
-back would be cleared by the system each time, which takes longer than the copy. A longer one stays where it
-was encoded. All partitions
-of a worker share one bound (:class:`RetainedBytes`), and each has a store (:class:`RetainedStore`). When
-memory is full, the store that is written to next moves its oldest blocks into a file, which is given up once
-nobody retains any of it. The bound holds between elements only: all that a task writes for one element that
-it reads may exceed it, on disk. If a disk is full, blocks stay in memory, the writer waits, and what is full
-is said; nothing is dropped.
+copied into *pages* of a buffer's size, which are used again: memory that is kept for a second and then
+given back would be cleared by the system each time, which takes longer than the copy. A longer one stays
+where it was encoded. All partitions of a worker share one bound (:class:`RetainedBytes`), and each has a
+store (:class:`RetainedStore`). When memory is full, the store that is written to next moves its oldest
+blocks into a file, which is given up once nobody retains any of it. The bound holds between elements only:
+all that a task writes for one element that it reads may exceed it, on disk. If a disk is full, blocks stay
+in memory, the writer waits, and what is full is said; nothing is dropped.
+
+Few objects are kept for a block that is complete. They live for a second, among rows that live for a
+millisecond: one that stays has pymalloc keep the whole pool in which it lies, and rows that are made later
+lie scattered, in memory that no cache holds. So what is only needed while a block is written goes when it is
+complete, and how many rows and bytes it has stands in arrays of the logs that hold it.
 
 A store is written to by one thread (the task's) and freed by another (the loop's), without a lock: each block
 leaves one of its two tables by one step that the interpreter does not divide, and who took it out counts it.
@@ -29,7 +33,15 @@ from minishuffle.exchange.elements import Part, encode
 from minishuffle.exchange.elementstore import ElementStore, StoredElement
 from minishuffle.limits import RETAINED_FILE_BYTES, RETAINED_LOOK_BYTES
 
-__all__ = ["RetainedBlock", "RetainedBytes", "RetainedData", "RetainedStore", "Spilled"]
+__all__ = [
+    "OpenElements",
+    "RetainedBlock",
+    "RetainedBytes",
+    "RetainedData",
+    "RetainedStore",
+    "Spilled",
+    "block_parts",
+]
 
 BLOCK_OVERHEAD_BYTES: Final = 600
 """What a block takes beside its pages: Python's objects for it, and its places in logs and tables."""
@@ -52,47 +64,45 @@ class Spilled:
         return (self.store.read(self.element),)
 
 
-RetainedData: TypeAlias = "list[Part] | tuple[Part, ...] | Batch | Spilled | None"
-"""What is in a block: the parts of its elements while it is open; once it is complete, its bytes in pages, a
-batch that is handed over as it is, or a place on disk; nothing once nobody holds it."""
+class OpenElements:
+    """What is in a block that is open. The writer appends; whoever holds this while the block is completed
+    sees all that was written to it."""
+
+    __slots__ = ("batch", "ends", "parts", "size", "width")
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.ends: list[int] = []
+        """The rows up to the end of each element. One is there once its end is."""
+        self.width = 0
+        """Parts of each of these elements."""
+        self.size = 0
+        """Bytes."""
+        self.batch: Batch | None = None
+        """One that was handed over, and makes up the block."""
+
+
+RetainedData: TypeAlias = "OpenElements | Part | tuple[Part, ...] | Batch | Spilled | None"
+"""What is in a block: its elements while it is open; once it is complete, a page with their bytes, the bytes
+alone if they are few, or the parts of a long one; a batch that is handed over as it is; a place on disk;
+nothing once nobody holds it."""
 
 
 class RetainedBlock:
-    """Whole elements in their order, for one consumer or, if they are broadcast, for several.
+    """Whole elements in their order, for one consumer or, if they are broadcast, for several: all of as many
+    parts. Or a batch that is handed over.
 
     Args:
-        rows, size: of ``batch``.
-        batch: one that is handed over, and makes up the block. None: elements are written to it one by one,
-            all of as many parts.
-        holders: logs that hold it.
+        holders: logs that hold it; each knows its rows and bytes.
     """
 
-    __slots__ = (
-        "charged",
-        "closed",
-        "data",
-        "ends",
-        "freed",
-        "holders",
-        "lent",
-        "number",
-        "rows",
-        "size",
-        "width",
-    )
+    __slots__ = ("charged", "closed", "data", "freed", "holders", "lent")
 
-    def __init__(self, rows: int = 0, size: int = 0, batch: Batch | None = None, *, holders: int = 1) -> None:
-        self.data: RetainedData = [] if batch is None else batch
+    def __init__(self, *, holders: int = 1) -> None:
+        self.data: RetainedData = OpenElements()
         """(Writer, but for None.)"""
-        self.ends: list[int] = []
-        """(Writer.) The rows up to the end of each element that was written to it. One is there once its end
-        is."""
-        self.width = 0
-        """Parts of each of these elements."""
-        self.rows = rows
-        self.size = size
         self.closed = False
-        """(Writer.) Nothing follows."""
+        """(Writer.) Nothing follows, and its logs have counted all that is in it."""
         self.charged = 0
         """The bytes that it counts for, once it is closed."""
         self.holders = holders
@@ -101,20 +111,31 @@ class RetainedBlock:
         """(Loop.) Pieces of it that consumers or sockets have."""
         self.freed = False
         """(Loop.) Nobody holds it: set before it is taken out of a table."""
-        self.number = 0
-        """Its number in the store, once it is closed."""
+
+    @property
+    def open(self) -> OpenElements:
+        """(Writer.) What is in a block that is not closed."""
+        assert isinstance(self.data, OpenElements)
+        return self.data
 
     def takes(self, parts: list[Part], size: int, capacity: int) -> bool:
         """(Writer.) Whether an element of so many bytes may follow."""
-        return len(parts) == self.width and self.size + size <= capacity
+        elements = self.open
+        return len(parts) == elements.width and elements.size + size <= capacity
 
     def write(self, rows: int, parts: list[Part], size: int) -> None:
         """(Writer.) Append one element to an open block."""
-        self.width = len(parts)
-        self.data += parts  # type: ignore[operator]
-        self.size += size
-        self.rows += rows
-        self.ends.append(self.rows)
+        elements = self.open
+        elements.width = len(parts)
+        elements.parts += parts
+        elements.size += size
+        ends = elements.ends
+        ends.append(ends[-1] + rows if ends else rows)
+
+    def hand_over(self, batch: Batch, size: int) -> None:
+        """(Writer.) Have an open block with nothing in it be that batch, which is there once it is closed."""
+        elements = self.open
+        elements.batch, elements.size = batch, size
 
 
 class RetainedBytes:
@@ -186,10 +207,10 @@ class RetainedBytes:
 
     def give_back(self, data: RetainedData) -> None:
         """(Loop.) Nobody looks at these pages any more."""
-        if isinstance(data, tuple) and len(data) == 1 and len(self._free) < self._free_max:
-            part = data[0]
-            if isinstance(part, memoryview) and isinstance(page := part.obj, bytearray):
-                self._free.append(page)
+        if isinstance(data, memoryview) and len(self._free) < self._free_max:
+            page = data.obj
+            assert isinstance(page, bytearray)
+            self._free.append(page)
 
     def enter(self, store: RetainedStore) -> None:
         """(Loop.) Count that store."""
@@ -247,12 +268,13 @@ class RetainedStore:
         self._budget = budget
         self._make_store = make_store
         self._keep_bytes = keep_bytes
-        self._in_memory: dict[int, RetainedBlock] = {}
-        """By number, the oldest first."""
-        self._on_disk: dict[int, RetainedBlock] = {}
+        self._page_charged = budget.page_bytes + BLOCK_OVERHEAD_BYTES
+        """What each block in a page counts for: one number for all."""
+        self._in_memory: dict[RetainedBlock, bool] = {}
+        """The oldest first; all are True."""
+        self._on_disk: dict[RetainedBlock, bool] = {}
         self._file: ElementStore | None = None
         # Each of these has one writer: the task's thread …
-        self._number = 0
         self._added = 0
         self._spilled = 0
         self._freed_late = 0
@@ -277,31 +299,29 @@ class RetainedStore:
 
     def close(self, block: RetainedBlock) -> None:
         """A block is complete: retain it. What memory has no room for goes to disk; this waits for nobody."""
-        if isinstance(block.data, list):
-            pages, taken = self._packed(block.data, block.size)
-            block.charged = taken + BLOCK_OVERHEAD_BYTES
-            block.data = pages
+        elements = block.open
+        if elements.batch is not None:
+            block.data, block.charged = elements.batch, elements.size + BLOCK_OVERHEAD_BYTES
         else:
-            block.charged = block.size + BLOCK_OVERHEAD_BYTES
-        self._number = block.number = self._number + 1
-        self._in_memory[block.number] = block
+            block.data, block.charged = self._packed(elements.parts, elements.size)
+        self._in_memory[block] = True
         block.closed = True  # a log that holds it may free it from now on
         self._added = added = self._added + block.charged
         if added >= self._look_at:
             self._look()
 
-    def _packed(self, parts: list[Part], size: int) -> tuple[tuple[Part, ...], int]:
-        """The bytes as they are held, and what these take. A page has those that fill half of it; those of a
-        longer element stay where they are."""
+    def _packed(self, parts: list[Part], size: int) -> tuple[Part | tuple[Part, ...], int]:
+        """The bytes as they are held, and what the block counts for. A page has those that fill half of it;
+        those of a longer element stay where they are."""
         page_bytes = self._budget.page_bytes
         if size > page_bytes:
-            return tuple(map(_owned, parts)), size
+            return tuple(map(_owned, parts)), size + BLOCK_OVERHEAD_BYTES
         joined = b"".join(parts)
         if 2 * size < page_bytes:
-            return (joined,), size
+            return joined, size + BLOCK_OVERHEAD_BYTES
         view = memoryview(self._budget.take_page())[:size]
         view[:] = joined  # a bytearray would copy it twice
-        return (view,), page_bytes
+        return view, self._page_charged
 
     def make_room(self) -> bool:
         """Move to disk what is to go there; gives whether there is room within the bound."""
@@ -322,16 +342,15 @@ class RetainedStore:
         """Move the oldest blocks to disk; False: it takes no more."""
         budget = self._budget
         down_to = int(budget.memory_bytes * _SPILL_DOWN_TO)
-        for number in list(self._in_memory):
+        for block in list(self._in_memory):
             if self.memory <= self._keep_bytes or budget.memory <= down_to:
                 break
-            block = self._in_memory.get(number)
-            if block is None or (data := block.data) is None:
+            data = block.data
+            if data is None:
                 continue  # it was freed
-            assert isinstance(data, tuple | Batch)
-            parts = encode(data)[1] if isinstance(data, Batch) else list(data)
+            assert not isinstance(data, OpenElements | Spilled)
             try:
-                self._move(block, parts)
+                self._move(block, encode(data)[1] if isinstance(data, Batch) else list(block_parts(data)))
             except ResourceExhausted as error:
                 budget.note_disk(error)
                 return budget.memory < budget.memory_bytes
@@ -343,13 +362,13 @@ class RetainedStore:
         store = self._file
         if store is None or store.bytes >= RETAINED_FILE_BYTES:
             store = self._file = self._make_store()
-        spilled = Spilled(store, store.append(block.rows, parts))
-        if self._in_memory.pop(block.number, None) is None:
+        spilled = Spilled(store, store.append(0, parts))  # its logs know how many rows there are
+        if not self._in_memory.pop(block, False):
             return  # it was freed meanwhile
         block.data = spilled
         self._spilled += block.charged
-        self._on_disk[block.number] = block
-        if block.freed and self._on_disk.pop(block.number, None) is not None:
+        self._on_disk[block] = True
+        if block.freed and self._on_disk.pop(block, False):
             block.data = None  # the loop found it in neither table
             self._freed_late += block.charged
 
@@ -361,12 +380,12 @@ class RetainedStore:
         if block.holders:
             return
         block.freed = True  # before the look: see _move
-        if self._in_memory.pop(block.number, None) is not None:
+        if self._in_memory.pop(block, False):
             self._freed_memory += block.charged
             data, block.data = block.data, None
             if not block.lent:
                 self._budget.give_back(data)
-        elif self._on_disk.pop(block.number, None) is not None:
+        elif self._on_disk.pop(block, False):
             self._freed_disk += block.charged
             block.data = None
 
@@ -391,11 +410,17 @@ class RetainedStore:
 
     def validate(self) -> None:
         """Check the invariants; for tests."""
-        memory, disk = (sum(each.charged for each in at.values()) for at in (self._in_memory, self._on_disk))
+        tables = self._in_memory, self._on_disk
+        memory, disk = (sum(each.charged for each in table) for table in tables)
         assert (self.memory, self.held) == (memory, memory + disk)
-        assert all(isinstance(each.data, tuple | Batch) for each in self._in_memory.values())
-        assert all(isinstance(each.data, Spilled) for each in self._on_disk.values())
-        assert all(each.holders > 0 for at in (self._in_memory, self._on_disk) for each in at.values())
+        assert all(isinstance(each.data, bytes | memoryview | tuple | Batch) for each in self._in_memory)
+        assert all(isinstance(each.data, Spilled) for each in self._on_disk)
+        assert all(each.closed and each.holders > 0 for table in tables for each in table)
+
+
+def block_parts(data: Part | tuple[Part, ...]) -> tuple[Part, ...]:
+    """The bytes of a block in memory."""
+    return data if isinstance(data, tuple) else (data,)
 
 
 def _owned(part: Part) -> Part:

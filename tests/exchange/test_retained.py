@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -231,7 +232,7 @@ def test_a_writer_writes_on_while_a_consumer_is_away_or_replays_and_that_falls_n
         assert producer.only.bytes - producer.only.position <= most + CAPACITY
         consumer.poll()
     consumer.read()
-    assert producer.only.allowance == UNREAD and consumer.next == producer.only.rows
+    assert producer.only.allowance == UNREAD and consumer.next == producer.only.next_row
 
 
 def test_rows_cross_to_another_process_and_come_again_when_the_link_breaks(
@@ -368,7 +369,7 @@ def test_a_consumer_that_is_closed_gets_the_end_alone() -> None:
     producer.partition.finish()
     consumer = Consumer(producer)
     consumer.attach()
-    assert consumer.read() == [] and producer.only.rows == 1
+    assert consumer.read() == [] and producer.only.next_row == 1
     assert consumer.events == [5, EventKind.END_OF_DATA, EventKind.END_OF_PARTITION]
     other = Producer()
     other.write(["x" * 200])
@@ -426,7 +427,7 @@ def test_watermarks_take_little_room_and_the_last_one_is_known_to_each_view() ->
         if time % 3:
             consumer.read()
     consumer.read()
-    assert len(producer.only.entries) <= 2
+    assert len(producer.only.entries.things) <= 2
     consumer.events.clear()
     view = consumer.attach()
     consumer.read()
@@ -480,7 +481,7 @@ def test_behind_the_end_or_once_it_is_released_nothing_is_written() -> None:
     other = Producer()
     other.partition.release(written_off=True)
     other.partition.write(0, *encode(Batch(["a" * 200])))
-    assert other.budget.used == 0 and not other.only.entries
+    assert other.budget.used == 0 and not other.only.entries.things
     with pytest.raises(TaskCancelled):
         other.write(["a"])
 
@@ -504,3 +505,22 @@ def test_the_first_element_is_said_to_be_there_once(way: str) -> None:
         else:
             assert partition.hand_over(position, batch)
         assert said == ["begun"]
+
+
+def test_few_objects_stay_for_a_block() -> None:
+    """Each stands in the way of memory that rows are taken from: the block, a view of its page, and what that
+    stands on; the page and its bytes are used again later."""
+    producer = Producer(memory_bytes=1 << 22, unread_bytes=None)
+    row = encode(Batch(["x" * 20]))
+    size = sum(map(len, row[1]))
+    blocks = 1_000
+
+    def write() -> None:
+        for _ in range(blocks * (CAPACITY // size)):
+            producer.partition.write(0, *row)
+
+    write()
+    before = sys.getallocatedblocks()
+    write()
+    assert len(producer.only.entries.things) == 2 * blocks
+    assert (sys.getallocatedblocks() - before) / blocks < 6

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
 
 from minishuffle.errors import PartitionLost
 from minishuffle.exchange.batch import Batch
-from minishuffle.exchange.retention import Spilled
+from minishuffle.exchange.elements import encode
+from minishuffle.exchange.retention import RetainedBlock, Spilled
 from minishuffle.protocol.channel import NextType
 from minishuffle.wire.frames import CancelReason
+from support.interleave import nested
 from support.retained import CAPACITY, VERSION, Consumer, Producer
 
 
@@ -44,8 +47,12 @@ def test_what_comes_from_disk_for_a_view_that_has_ended_is_dropped() -> None:
 def test_a_block_that_cannot_be_read_has_the_producer_make_it_again() -> None:
     producer = Producer(memory_bytes=0)
     producer.write(["x" * 300])
-    (block,) = (entry.block for entry in producer.only.entries if not hasattr(entry, "kind"))
-    assert isinstance(block.data, Spilled) and (file := block.data.element.file) is not None
+    (block,) = producer.only.entries.things
+    assert (
+        isinstance(block, RetainedBlock)
+        and isinstance(block.data, Spilled)
+        and (file := block.data.element.file) is not None
+    )
     os.pwrite(file.number, b"\xff\xff", 20)
     consumer = Consumer(producer)
     view = consumer.attach()
@@ -137,3 +144,42 @@ def test_buffers_are_as_long_as_the_consumer_says() -> None:
     assert [piece.size for piece in consumer.lent][:2] == [40, 40] and consumer.rows == ["x" * 100]
     assert producer.partition.buffers_out() == len(consumer.lent)
     assert [piece.rows for piece in consumer.lent] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("outer", ["writer", "loop"])
+def test_at_each_instruction_of_one_thread_the_other_finds_what_is_there(outer: str) -> None:
+    """The writer fills a block, opens one, hands over a batch; the loop reads, frees and attaches anew."""
+    elements = [encode(Batch([letter * 40])) for letter in "abcd"]
+    batch = Batch(pa.record_batch({"n": [1, 2]}))
+    consumers: list[Consumer] = []
+
+    def make() -> tuple[Callable[[], object], Callable[[], object]]:
+        producer = Producer(unread_bytes=None)
+        consumer = Consumer(producer)
+        consumer.attach(whole=True)
+        producer.partition.write(0, *elements[0])
+        consumers.append(consumer)
+
+        def write() -> None:
+            for element in elements[1:3]:
+                producer.partition.write(0, *element)
+            assert producer.partition.hand_over(0, batch)
+            producer.partition.write(0, *elements[3])
+
+        def look() -> None:
+            consumer.read()
+            producer.only.make_stable(VERSION, consumer.next)
+            consumer.attach(whole=True)
+
+        return (write, look) if outer == "writer" else (look, write)
+
+    for _ in nested(make):
+        consumer = consumers.pop()
+        producer = consumer.producer
+        producer.validate()
+        producer.partition.finish()
+        consumer.read()
+        assert consumer.rows == ["a" * 40, "b" * 40, "c" * 40, 1, 2, "d" * 40]
+        producer.validate()
+        producer.only.make_stable(VERSION, consumer.next)
+        assert producer.budget.used == 0

@@ -138,16 +138,14 @@ def test_pages_are_used_again_but_for_those_that_somebody_has() -> None:
     store = worker.store()
     block, lent, short = add(store, 80), add(store, 80), add(store, 20)
     assert [each.charged - 600 for each in (block, lent, short)] == [PAGE, PAGE, 20]
-    assert isinstance(block.data, tuple) and isinstance(view := block.data[0], memoryview)
-    page = view.obj
-    assert isinstance(lent.data, tuple)
-    held = lent.data[0]
+    assert isinstance(block.data, memoryview) and isinstance(lent.data, memoryview)
+    page, held = block.data.obj, lent.data
     lent.lent = 1
     for each in (block, lent, short):
         store.free(each)
     store.slice_released(lent)
     again = [add(store, 70), add(store, 70)]
-    pages = [each.data[0].obj for each in again if isinstance(each.data, tuple)]  # type: ignore[union-attr]
+    pages = [each.data.obj for each in again if isinstance(each.data, memoryview)]
     assert pages[0] is page and pages[1] is not page
     assert bytes(held) == b"h" + b"x" * 79
 
