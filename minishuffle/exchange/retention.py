@@ -47,6 +47,8 @@ BLOCK_OVERHEAD_BYTES: Final = 600
 """What a block takes beside its pages: Python's objects for it, and its places in logs and tables."""
 _SPILL_DOWN_TO: Final = 7 / 8
 """This share of the memory stays full, so that not every block makes the next one move."""
+_PAGES_AT_ONCE: Final = 64
+"""So many pages are made together: made one by one, each would lie among rows, in a pool that it keeps."""
 _FREE_SHARE: Final = 2
 """One part in so many of the memory may be free pages that wait to be used again."""
 
@@ -203,7 +205,10 @@ class RetainedBytes:
         try:
             return self._free.pop()  # which came back last: a cache may have it
         except IndexError:
-            return bytearray(self.page_bytes)
+            count = max(1, min(_PAGES_AT_ONCE, self._free_max))
+            page, *more = [bytearray(self.page_bytes) for _ in range(count)]
+            self._free.extend(more)
+            return page
 
     def give_back(self, data: RetainedData) -> None:
         """(Loop.) Nobody looks at these pages any more."""

@@ -150,6 +150,17 @@ def test_pages_are_used_again_but_for_those_that_somebody_has() -> None:
     assert bytes(held) == b"h" + b"x" * 79
 
 
+def test_pages_do_not_lie_among_the_rows_that_are_made_between_them() -> None:
+    worker = Worker(memory_bytes=400 * PAGE)
+    store = worker.store()
+    rows, blocks = [[(0, each) for each in range(100_000)]], []  # there is no room left by earlier tests
+    for number in range(32):
+        rows.append([(number, each) for each in range(300)])
+        blocks.append(add(store, PAGE))
+    pages = [block.data.obj for block in blocks if isinstance(block.data, memoryview)]
+    assert len(pages) == 32 and len({id(page) >> 14 for page in pages}) < 8, "pools of pymalloc"
+
+
 def test_a_block_is_held_until_its_last_log_frees_it() -> None:
     worker = Worker(memory_bytes=0)
     store = worker.store()
