@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -66,6 +67,24 @@ class DiskReads(Protocol):
         """(Loop.) Have a thread call ``read``, and then the loop ``done`` with what it gave or raised."""
 
 
+@dataclass(slots=True, kw_only=True)
+class BlockingServices:
+    """What the subpartitions of a partition share. They do not hold the partition itself, which is gone once
+    nobody holds it: one is made for each snapshot, and the garbage collector seldom runs."""
+
+    name: str
+    """The name of the partition."""
+    capacity: int
+    """Payload bytes of a buffer."""
+    disk: DiskReads
+    read_bytes: int
+    """What a view asks the disk for at once; an element at the least."""
+    lose: Callable[[PartitionLost], None]
+    """(Loop.) What was stored is not what was written."""
+    finished: bool = False
+    """(Writer.) Nothing more will be written."""
+
+
 class BlockingPartition:
     """What one producer subtask writes for one edge, and stores: a :class:`ResultPartition`.
 
@@ -96,12 +115,13 @@ class BlockingPartition:
         self.id = partition_id
         self.hot_keys = HotKeys()
         self.taps: tuple[RowTap, ...] = ()
-        self.capacity = capacity
-        self.disk = disk
-        self.read_bytes = limits.BLOCKS_READ_AHEAD_BYTES // (2 * max(1, len(consumers)))
-        """What a view asks the disk for at once; an element at the least."""
-        self.finished = False
-        """Nothing more will be written."""
+        self.services = BlockingServices(
+            name=str(partition_id),
+            capacity=capacity,
+            disk=disk,
+            read_bytes=limits.BLOCKS_READ_AHEAD_BYTES // (2 * max(1, len(consumers))),
+            lose=self.lose,
+        )
         self._first = consumers.start
         self._notify = notify
         self._counters = counters
@@ -113,7 +133,7 @@ class BlockingPartition:
         self._lost = False
         logs = [ElementLog(store)] * len(consumers) if shared else [ElementLog(store) for _ in consumers]
         self.subpartitions = [
-            BlockingSubpartition(self, each, log) for each, log in zip(consumers, logs, strict=True)
+            BlockingSubpartition(self.services, each, log) for each, log in zip(consumers, logs, strict=True)
         ]
 
     # --- writer (task thread) ----------------------------------------------------------------
@@ -147,7 +167,7 @@ class BlockingPartition:
         self._count_written(positions, rows, parts)
 
     def _append(self, position: int, rows: int, parts: list[Part]) -> None:
-        if self.finished:
+        if self.services.finished:
             raise LocalProtocolError(f"partition {self.id} is finished")
         if not self._released:
             self.subpartitions[position].log.append(rows, parts)
@@ -171,7 +191,7 @@ class BlockingPartition:
         """What is stored is read at any time, and again: nothing is measured."""
 
     def finish(self) -> None:
-        self.finished = True
+        self.services.finished = True
         for subpartition in self.subpartitions:
             self._notify(subpartition)
 
@@ -214,6 +234,7 @@ class BlockingPartition:
     def release(self, written_off: bool) -> None:
         self._released = True  # first: the writer looks at it last
         self._written_off = written_off
+        self.services.lose = _lose_nothing  # it does not hold itself any more
         for subpartition in self.subpartitions:
             subpartition.release()
         self._store.forget()
@@ -234,10 +255,10 @@ class BlockingPartition:
 class BlockingSubpartition:
     """What one consumer may read, any number of times; ``log`` may be shared with others."""
 
-    __slots__ = ("buffers_out", "consumer", "error", "log", "notified", "partition", "view")
+    __slots__ = ("buffers_out", "consumer", "error", "log", "notified", "services", "view")
 
-    def __init__(self, partition: BlockingPartition, consumer: int, log: ElementLog) -> None:
-        self.partition = partition
+    def __init__(self, services: BlockingServices, consumer: int, log: ElementLog) -> None:
+        self.services = services
         self.consumer = consumer
         self.log = log
         self.buffers_out = 0
@@ -280,7 +301,7 @@ class BlockingSubpartition:
         self.view = None
         self.log.clear()
         if self.error is None:
-            self.error = PartitionNotFound(f"partition {self.partition.id} was released")
+            self.error = PartitionNotFound(f"partition {self.services.name} was released")
 
     def backlog(self) -> int:
         return 0 if self.view is None else self.view.backlog()
@@ -373,7 +394,7 @@ class BlockingView:
         """Also asks the disk for what is next, if that is there and not in memory."""
         if not self.current or self._subpartition.error is not None:
             return NextType.NONE
-        finished = self._subpartition.partition.finished  # before the look at the log
+        finished = self._subpartition.services.finished  # before the look at the log
         if self._rest or self._read:
             return NextType.DATA
         if self._reading:
@@ -389,7 +410,7 @@ class BlockingView:
     def backlog(self) -> int:
         """Buffers, also of what is not in memory yet."""
         left = max(0, self._subpartition.log.bytes - self._sent) if self.current else 0
-        return -(-left // self._subpartition.partition.capacity)
+        return -(-left // self._subpartition.services.capacity)
 
     def poll(self, data: bool = True) -> Slice | None:
         next_type = self.next_type()
@@ -409,7 +430,7 @@ class BlockingView:
 
     def _fill(self) -> Slice:
         """A buffer with as many elements as fit, and the beginning of another."""
-        capacity = self._subpartition.partition.capacity
+        capacity = self._subpartition.services.capacity
         memory = bytearray(SEGMENT_HEADROOM_BYTES + capacity)
         size, rows_begun, first_start = 0, 0, NO_ELEMENT_START
         while size < capacity:
@@ -442,7 +463,7 @@ class BlockingView:
         if self._read:
             rows, data = self._read.popleft()
             self._read_bytes -= len(data)
-            if not self._reading and self._read_bytes < self._subpartition.partition.read_bytes:
+            if not self._reading and self._read_bytes < self._subpartition.services.read_bytes:
                 self._read_ahead()
             return rows, data
         elements = self._subpartition.log.elements
@@ -457,10 +478,10 @@ class BlockingView:
     def _read_ahead(self) -> None:
         """Ask the disk for the elements from ``_at`` on that are there, up to one that is in memory."""
         subpartition = self._subpartition
-        elements, partition = subpartition.log.elements, subpartition.partition
+        elements, services = subpartition.log.elements, subpartition.services
         wanted: list[StoredElement] = []
         size = 0
-        while self._at < len(elements) and size < max(1, partition.read_bytes):
+        while self._at < len(elements) and size < max(1, services.read_bytes):
             element = elements[self._at]
             if element.data is not None:
                 break
@@ -469,18 +490,22 @@ class BlockingView:
             self._at += 1
         if wanted:
             self._reading = True
-            partition.disk.run(partial(_read_all, subpartition.log.store, wanted), self._on_read)
+            services.disk.run(partial(_read_all, subpartition.log.store, wanted), self._on_read)
 
     def _on_read(self, found: list[tuple[int, bytes]] | ShuffleError) -> None:
         self._reading = False
         if isinstance(found, PartitionLost):
-            self._subpartition.partition.lose(found)
+            self._subpartition.services.lose(found)
         elif isinstance(found, ShuffleError):
             self.fail(found)
         elif self.current:
             self._read.extend(found)
             self._read_bytes += sum(len(data) for _, data in found)
             self.on_available()
+
+
+def _lose_nothing(error: PartitionLost) -> None:
+    """What is released is needed no more."""
 
 
 def _read_all(store: ElementStore, elements: list[StoredElement]) -> list[tuple[int, bytes]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+import weakref
 from collections import deque
 from collections.abc import Callable
 from random import Random
@@ -178,6 +180,22 @@ def test_a_view_says_how_much_there_is() -> None:
     assert not view.current and view.next_type() is NextType.NONE
 
 
+def test_what_is_released_is_gone_without_the_garbage_collector() -> None:
+    """Each snapshot that a worker holds is in a partition of its own."""
+    kept = partition(1)
+    write(kept)
+    view = kept.subpartitions[0].attach(1, lambda: None)
+    view.poll()
+    gc.disable()
+    try:
+        there = weakref.ref(kept)
+        kept.release(False)
+        del kept
+        assert there() is None and view.poll() is None and view.backlog() == 0
+    finally:
+        gc.enable()
+
+
 def test_nothing_but_elements_and_the_end_is_stored() -> None:
     kept = partition(1)
     view = kept.subpartitions[0].attach(1, lambda: None)
@@ -265,7 +283,7 @@ def test_a_view_whose_element_is_on_disk_gives_none_and_is_woken() -> None:
 def test_what_is_read_ahead_is_bounded_for_all_views_together() -> None:
     disk = HeldDisk()
     kept = partition(2, disk=disk, memory_bytes=0)
-    kept.read_bytes = 200
+    kept.services.read_bytes = 200
     element = encode(Batch(["x" * 60]))[1]
     size = sum(map(len, element))
     for _ in range(40):
@@ -280,7 +298,7 @@ def test_what_is_read_ahead_is_bounded_for_all_views_together() -> None:
             got[number] += readers[number].poll() or b""
         for reader in readers:
             ahead = reader.view._at * size - reader.view._sent
-            assert ahead < 2 * (kept.read_bytes + size), "also of those that the disk is asked for"
+            assert ahead < 2 * (kept.services.read_bytes + size), "also of those that the disk is asked for"
     assert got == [b"".join(element) * 40] * 2
     assert not disk.waiting
 
@@ -291,7 +309,7 @@ def test_readers_get_everything_in_any_order_of_writes_reads_and_wakes(seed: int
     or have more."""
     dice, disk = Random(seed), HeldDisk()
     kept = partition(3, shared=bool(seed % 2), disk=disk, memory_bytes=dice.choice([0, 200, 1 << 20]))
-    kept.read_bytes = dice.choice([1, 100, 1_000])
+    kept.services.read_bytes = dice.choice([1, 100, 1_000])
     batches = [["x" * dice.choice([0, 10, 300])] * dice.randrange(1, 4) for _ in range(dice.randrange(20))]
     left, finished = list(batches), False
     readers: dict[int, Woken] = {}

@@ -191,6 +191,8 @@ class SnapshotHolder:
         """The snapshot that ends with that marker; None if it marks none, or not all of one has come."""
         coming, self._coming = self._coming, None
         if coming is None:
+            if not marker.ends_one:
+                return None
             coming = self._make_partition()
         (subpartition,) = coming.subpartitions
         if not marker.ends_one or len(subpartition.log.elements) != marker.elements:
