@@ -266,6 +266,9 @@ class BeginWrite(ControlMessage):
     """Writes that have ended, which no message will name any more."""
     known: list[Name] = Field(default_factory=list)
     """(To an attempt that begins.) All writes that messages will name; empty: nothing is said of others."""
+    opened: list[int] = Field(default_factory=list)
+    """(To an attempt that begins.) Partitions of this subtask that were let in before: the end of the stream
+    waits for them."""
 
 
 class WriteBegun(ControlMessage):

@@ -10,6 +10,10 @@ The journal has the writes that have begun or ended, and the writer of a bounded
 open questions to workers: after a restart of the coordinator, clients ask again, and the new coordinator
 repeats its announcements to every subtask.
 
+A stream may end in the middle of a write. In a job that loses nothing its subtasks then wait for the
+partitions that were let in before and are not complete, unless their write ends or becomes idle. Their
+programs are let in again, also by attempts that begin behind the end.
+
 A subtask that restarts gets the positions of the partitions from its job (``WriteProgress``), and from here
 the writes that have begun or ended. Questions that its last attempt has not answered go to the new attempt.
 
@@ -72,6 +76,8 @@ class RecordedWrite(NamedTuple):
     begun: bool
     """The event time of all subtasks waits for it."""
     ended: bool
+    opened: tuple[int, ...] = ()
+    """As of :class:`_Write`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,13 @@ class _Write:
     """When a program was last connected for it, or the job was last paused. None: it has just asked, or the
     coordinator has just started."""
     idle: bool = False
+    opened: set[int] = field(default_factory=set)
+    """Partitions that were let in, until it ends, if these are awaited behind the end of the stream."""
+
+    def end(self) -> None:
+        """All its partitions are complete."""
+        self.ended = True
+        self.opened.clear()
 
 
 @dataclass(slots=True)
@@ -108,6 +121,8 @@ class _Stream:
     parallelism: int
     bounded: bool
     schema_message: bytes
+    awaits_writers: bool
+    """Its subtasks wait, behind its end, for partitions that were let in before."""
     writer: str = ""
     """The first write that opened a bounded stream; no other is accepted, since each would end the stream
     while rows of the other are missing."""
@@ -127,10 +142,23 @@ class _Stream:
         query, batch = query_and_batch(write)
         return write not in self.writes and batch <= self.forgotten.get(query, -1)
 
+    def lets_in(self, write: str, partition: int) -> bool:
+        """Whether a partition may be written, for the first time or again."""
+        known = self.writes.get(write)
+        return not self.ended or (known is not None and not known.idle and partition in known.opened)
+
+    def let_in(self, message: _OfWrite) -> None:
+        """Note that a partition is let in, if its end is awaited."""
+        write = self.writes.get(message.write) if self.awaits_writers else None
+        if write is not None and not write.ended and isinstance(message, ExpectUpstream):
+            write.opened.add(message.partition)
+
     def record(self) -> StreamRecord:
         """For the journal."""
         writes = tuple(
-            RecordedWrite(name, write.partitions, write.open_answers == 0, write.ended)
+            RecordedWrite(
+                name, write.partitions, write.open_answers == 0, write.ended, tuple(sorted(write.opened))
+            )
             for name, write in self.writes.items()
         )
         return StreamRecord(self.writer, self.ended, self.ended_by, writes, self.forgotten)
@@ -242,7 +270,13 @@ class Streams:
             if vertex.stream:
                 self._ended_streams.pop(vertex.stream, None)
                 stream = self._streams[vertex.stream] = _Stream(
-                    vertex.stream, job, operator, vertex.parallelism, vertex.bounded, vertex.stream_schema
+                    vertex.stream,
+                    job,
+                    operator,
+                    vertex.parallelism,
+                    vertex.bounded,
+                    vertex.stream_schema,
+                    operator in graph.snapshotted(),
                 )
                 if (record := records.get(operator)) is not None:
                     self._recall(stream, record)
@@ -253,7 +287,9 @@ class Streams:
         stream.writer, stream.ended, stream.ended_by = record.writer, record.ended, record.ended_by
         stream.forgotten = record.forgotten
         for each in record.writes:
-            write = stream.writes[each.name] = _Write(each.partitions, 0, ended=each.ended)
+            write = stream.writes[each.name] = _Write(
+                each.partitions, 0, ended=each.ended, opened=set(each.opened)
+            )
             if not each.begun:
                 self._announce(stream, each.name, write)
 
@@ -321,7 +357,7 @@ class Streams:
     def _open(
         self, link: int, request: int, stream: _Stream, message: OpenUpstream, at: float
     ) -> list[Instruction]:
-        if stream.ended:
+        if not stream.lets_in(message.write, message.partition):
             raise UsageError(f"stream {stream.name!r} has ended: it was committed already")
         if message.schema_message != stream.schema_message:
             raise UsageError(f"what is written to stream {stream.name!r} does not have its schema")
@@ -499,7 +535,10 @@ class Streams:
         for name, write in stream.writes.items():
             about = self._about(stream, index, name)
             known = [*stream.writes]
-            found.append(BeginWrite(partitions=write.partitions, idle=write.idle, known=known, **about))
+            opened = sorted(each for each in write.opened if each % stream.parallelism == index)
+            found.append(
+                BeginWrite(partitions=write.partitions, idle=write.idle, known=known, opened=opened, **about)
+            )
             if write.ended:
                 found.append(EndWrite(partitions=[], last=False, **about))
         open_questions = [
@@ -536,7 +575,8 @@ class Streams:
         time is up."""
         subtask = report.attempt.subtask
         for stream in self._streams.values():
-            if stream.bounded or (stream.job.id, stream.operator) != (subtask.job, subtask.operator):
+            is_other = (stream.job.id, stream.operator) != (subtask.job, subtask.operator)
+            if is_other or (stream.bounded and not stream.ended):
                 continue
             for name, write in stream.writes.items():
                 paused = stream.job.state == "paused"
@@ -590,7 +630,7 @@ class Streams:
             error = UsageError(f"partitions {numbers} of the write are not complete")
             return [self._pending.refuse(pending, error)]
         if pending.write in stream.writes:
-            stream.writes[pending.write].ended = True
+            stream.writes[pending.write].end()
         if pending.second is not None:
             # All partitions are complete, which a next attempt of their task may not know at once.
             end, pending.second = pending.second.model_copy(update={"last": True, "partitions": []}), None
@@ -608,6 +648,7 @@ class Streams:
         if address is None:  # it is lost, and its task has finished
             gone = PeerLost(f"worker {worker}, which reads stream {question.stream.name!r}, is gone")
             return self._pending.refuse(pending, gone)
+        question.stream.let_in(question.message)
         opened = UpstreamOpened(
             term=self._term,
             ticket=message.ticket,

@@ -26,6 +26,10 @@ Event time waits for open writes. If the number of partitions is known, each is 
 the write. If not, a single split stands for all partitions that have not begun, until the write ends. A
 subtask without partitions has no split and is idle. If the program of a write may be gone, its splits are
 closed until it reconnects; its rows may then be late.
+
+The stream may end while programs write. What was let in by then is read to its end: in a job that loses
+nothing also over the next link, or by the next attempt of the task, which hears what was let in before. It
+does not wait for a program that may be gone.
 """
 
 from __future__ import annotations
@@ -77,6 +81,8 @@ class Progress:
     """Its end was read."""
     complete: bool = False
     """It has its receipt, or may have it: nothing begins before its end any more."""
+    opened: bool = False
+    """An attempt was let in, here or before this attempt of the task."""
     expected: bool = False
     """The attempt was let in, and its program has yet to come."""
     bytes: int = 0
@@ -191,7 +197,8 @@ class UpstreamGate:
         """The number of the next one."""
         self._open_splits: set[int] = set()
         self._post = post
-        self._ended = False
+        self._ended = self._is_over = False
+        """The stream has ended, and nothing that was let in is awaited any more."""
         self._writes: dict[str, _Write] = {}
         self._is_resumed = False
         self._early: list[Callable[[], None]] = []
@@ -217,8 +224,8 @@ class UpstreamGate:
 
     @property
     def finished(self) -> bool:
-        """The stream has ended."""
-        return self._ended
+        """The stream has ended, and all is read that was let in before."""
+        return self._is_over
 
     def polled(self, element: Element | None) -> None:
         """Wait until the coordinator knows that the element may be taken, and count it."""
@@ -286,10 +293,16 @@ class UpstreamGate:
         else:
             self._early.append(call)
 
-    def begin(self, write: str, mine: range | None, *, idle: bool = False) -> None:
+    def begin(
+        self, write: str, mine: range | None, *, idle: bool = False, opened: Iterable[int] = ()
+    ) -> None:
         """Begin a write: the watermark waits for all its partitions of this subtask. ``mine``: their numbers;
-        None: not known. May be called again, also when the write becomes ``idle`` or no longer is."""
+        None: not known. ``opened``: those that were let in before. May be called again, also when the write
+        becomes ``idle`` or no longer is."""
         known = self._writes.setdefault(write, _Write())
+        for number in opened:
+            self._add_partition(write, known, number)
+            known.partitions[number].opened = True
         if known.begun and known.idle == idle:
             return
         if not known.begun:
@@ -303,6 +316,7 @@ class UpstreamGate:
                 self._say_if_none(known)
         if known.idle != idle:
             self._set_idle(known, idle)
+        self._look_at_end()
         self.gate.wake()
 
     def forget(self, write: str) -> None:
@@ -382,7 +396,8 @@ class UpstreamGate:
         name = f"attempt {attempt} of partition {partition} of write {write}"
         self._check_newer(progress, (attempt, connection), name)
         is_first = progress.attempt < 0
-        progress.attempt, progress.connection, progress.expected = attempt, connection, True
+        progress.attempt, progress.connection = attempt, connection
+        progress.expected = progress.opened = True
         if is_first and 0 <= sent < progress.rows == progress.base:
             # The lease of an earlier attempt of the task ended further on, but these rows were never sent.
             progress.rows = progress.base = sent
@@ -466,6 +481,7 @@ class UpstreamGate:
         self._close_split(progress.split)
         if (channel := progress.channel) is not None and channel.ended:
             self._close_channel(channel)
+        self._look_at_end()
         unsettled, self._unsettled = self._unsettled, []
         for each in unsettled:
             self.once_settled(*each)
@@ -515,10 +531,24 @@ class UpstreamGate:
                 if progress.channel is None:
                     self._close_split(progress.split)
             self._say_if_none(known)
+            self._look_at_end()
             self.gate.wake()
         return missing
 
     def end(self) -> None:
-        """The stream has ended: no channels are added any more."""
+        """The stream has ended: nothing more is let in for the first time."""
         self._ended = True
+        self._look_at_end()
         self.gate.wake()
+
+    def _look_at_end(self) -> None:
+        """Note whether the stream has ended, and nothing is awaited behind that (any more)."""
+        self._is_over = self._ended and not (
+            self._leases.is_held
+            and any(
+                each.opened and not each.complete
+                for write in self._writes.values()
+                if not (write.ended or write.idle)
+                for each in write.partitions.values()
+            )
+        )

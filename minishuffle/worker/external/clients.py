@@ -311,7 +311,8 @@ class ExternalClients:
         if message.known:
             gate.keep(message.known)
         here = range(message.index, message.partitions, attempt.task.parallelism)
-        gate.begin(message.write, here if message.partitions else None, idle=message.idle)
+        mine = here if message.partitions else None
+        gate.begin(message.write, mine, idle=message.idle, opened=message.opened)
         self._send(WriteBegun(term=self._term(), ticket=message.ticket))
 
     def _expect(self, message: ExpectUpstream) -> None:

@@ -9,7 +9,7 @@ import pytest
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.ids import AttemptId
-from minishuffle.plan.graph import JobGraph, JobSettings, Vertex
+from minishuffle.plan.graph import Guarantee, JobGraph, JobSettings, Vertex
 from minishuffle.wire.clients import (
     ROWS_FORGOTTEN,
     BeginWrite,
@@ -36,7 +36,7 @@ BOOM = ErrorInfo(code=60, text="boom")
 FIRST = ("j1", 0, 0)
 
 
-def graph(lease: int | None = None, bounded: bool = False) -> JobGraph:
+def graph(lease: int | None = None, bounded: bool = False, guarantee: Guarantee = "loss") -> JobGraph:
     """Two subtasks read a stream, and that is all."""
     source = Vertex(
         name="from_spark orders",
@@ -48,7 +48,9 @@ def graph(lease: int | None = None, bounded: bool = False) -> JobGraph:
         stream="orders",
         stream_schema=b"schema",
     )
-    return JobGraph(vertices=[source], edges=[], settings=JobSettings(source_lease=lease))
+    return JobGraph(
+        vertices=[source], edges=[], settings=JobSettings(source_lease=lease, guarantee=guarantee)
+    )
 
 
 def opening(partition: int = 0, write: str = "w", **fields: Any) -> OpenUpstream:
@@ -196,6 +198,50 @@ def test_the_next_attempt_hears_of_writes_that_have_ended_and_of_the_end(
     assert [message.write for message in pair[1].got(BeginWrite)] == ["query/1", "query/2"]
     ends = [(message.write, message.last, message.task_attempt) for message in pair[1].got(EndWrite)]
     assert ends == [("query/1", False, 2), ("", True, 2)]
+
+
+@pytest.mark.parametrize("is_taken_over", [False, True])
+@pytest.mark.parametrize("guarantee", ["loss", "at_least_once"])
+def test_a_program_is_let_in_again_behind_the_end_of_the_stream_unless_rows_may_be_lost(
+    cluster: FakeCluster, pair: Any, guarantee: Guarantee, *, is_taken_over: bool
+) -> None:
+    cluster.submit(graph(guarantee=guarantee))
+    cluster.ask(opening())
+    expect = pair[0].got(ExpectUpstream)[-1]
+    cluster.send(pair[0], UpstreamExpected(term=TERM, ticket=expect.ticket))
+    cluster.ask(EndStream(stream="orders"))
+    for worker in pair:
+        cluster.send(worker, WriteEnded(term=TERM, ticket=worker.got(EndWrite)[-1].ticket, missing=[]))
+    if is_taken_over:
+        cluster.lose_coordinator()
+        for worker in pair:
+            cluster.come_back(worker)
+    pair[1].inbox.clear()
+    cluster.lose(pair[0])
+    (begin,) = pair[1].got(BeginWrite)
+    first = opening(connection=1)
+    late = "stream 'orders' has ended"
+    assert late in cluster.request(opening(2)).text
+    if guarantee == "loss":
+        assert begin.opened == [] and late in cluster.request(first).text
+    else:
+        assert begin.opened == [0] and cluster.ask(first)
+        assert pair[1].got(ExpectUpstream)[-1].partition == 0
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_nobody_waits_for_a_bounded_stream_that_has_ended_and_whose_program_is_gone(
+    cluster: FakeCluster, pair: Any, *, has_ended: bool
+) -> None:
+    cluster.submit(graph(bounded=True, guarantee="at_least_once"))
+    cluster.report_all("j1", "running")
+    cluster.ask(opening())
+    if has_ended:
+        cluster.ask(EndStream(stream="orders"))
+    for _ in range(2):
+        cluster.now += 2 * limits.WRITE_IDLE_SECONDS
+        connected(cluster, pair[0])
+    assert [begun(worker)[-1] for worker in pair] == [("w", has_ended), ("w", has_ended)]
 
 
 def test_a_lost_task_that_had_finished_has_nothing_to_say_of_a_commit(

@@ -450,6 +450,49 @@ def test_a_restarted_task_has_a_durable_snapshot_begin_for_what_was_read_before(
     assert stand.stable() == 7
 
 
+@pytest.mark.parametrize("what_comes", ["its end", "the end of the write", "nobody"])
+def test_the_end_of_a_stream_waits_for_partitions_that_were_let_in_before_this_attempt_of_the_task(
+    what_comes: str,
+) -> None:
+    stand = Stand(held=True)
+    stand.upstreams.begin("w", range(2), opened=[1])
+    stand.gate.resume([])
+    stand.upstreams.end()
+    assert not stand.gate.finished
+    if what_comes == "nobody":
+        stand.upstreams.begin("w", None, idle=True)
+    elif what_comes == "the end of the write":
+        stand.upstreams.end_write("w", [])
+    else:
+        channel = stand.open(1)
+        arrive(channel, "a")
+        arrive_end(channel)
+        assert len(stand.rows()) == 1
+        stand.turn()
+        assert not stand.gate.finished
+        stand.leases.snapshot(1)
+        stand.leases.safe(1)
+        stand.turn()
+    assert stand.gate.finished
+
+
+def test_the_end_of_a_stream_waits_for_a_partition_whose_link_has_broken() -> None:
+    stand = Stand(held=True)
+    stand.gate.resume([])
+    channel = stand.open()
+    stand.upstreams.end()
+    stand.upstreams.over(channel)
+    stand.turn()
+    assert not (stand.gate.channels or stand.gate.finished)
+
+
+def test_the_end_of_a_stream_waits_for_nobody_in_a_job_that_may_lose_rows() -> None:
+    stand = Stand()
+    stand.upstreams.begin("w", range(2), opened=[1])
+    stand.upstreams.end()
+    assert stand.gate.finished
+
+
 def test_a_writer_whose_job_may_lose_rows_hears_of_none_that_is_stable() -> None:
     stand = Stand()
     channel = stand.open()
