@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import pytest
 
 from minishuffle.plan.graph import Edge
+from minishuffle.plan.stages import slots_needed
 from support.simulated_faults import (
     APART,
     CLOCKS_SET,
@@ -27,6 +28,7 @@ from support.simulated_faults import (
     HEADLESS,
     PAUSING,
     SAVING,
+    Fault,
 )
 from support.simulated_jobs import Strategy
 from support.simulated_loop import Host, World
@@ -260,6 +262,21 @@ def test_jobs_come_to_their_pauses() -> None:
 def test_tasks_begin_from_snapshots_that_are_compared() -> None:
     runs = (outcome(seed, GUARANTEED) for seed in range(FIRST, 80))
     assert any(run.begun_from and run.compared for run in runs)
+
+
+@pytest.mark.parametrize(("replaces", "end"), [(True, "finished"), (False, "failed")])
+def test_a_job_with_a_guarantee_needs_another_worker_for_one_that_is_lost(replaces: bool, end: str) -> None:
+    """No slot is to spare."""
+    run = Run(7, GUARANTEED)
+    run.slots = [1] * slots_needed(run.plan.graph)
+    run.faults, run.replaces = [Fault(0.02, "kill")], replaces
+    run.play()
+    assert run.end == end
+
+
+def test_in_a_few_runs_with_a_guarantee_no_other_worker_comes() -> None:
+    never = sum(not Run(seed, GUARANTEED).replaces for seed in range(100))
+    assert 0 < never < 15
 
 
 def test_slots_of_workers_that_leave_move_with_their_state() -> None:

@@ -113,6 +113,8 @@ class Host:
         self.cut_off = False
         """It lives, and whatever it and the coordinator say to each other is lost."""
         self.stopped = False
+        self.stopped_at = 0.0
+        """When it was, if it is."""
         self.threads: list[SimulatedThread] = []
         self.transports: list[SimulatedTransport] = []
         self.loop = SimulatedLoop(self)
@@ -130,7 +132,8 @@ class Host:
     def stop(self) -> None:
         """SIGSTOP."""
         self.world.note(f"{self.name} is stopped")
-        self.stopped = True
+        if not self.stopped:
+            self.stopped, self.stopped_at = True, self.world.now
 
     def go_on(self) -> None:
         """SIGCONT."""

@@ -34,6 +34,7 @@ from minishuffle.wire.requests import (
 from support.simulated_books import OF_THE_CHAIN, Book
 from support.simulated_faults import KINDS, PAUSED_SECONDS, Fault, FaultKind, draw_faults, inject
 from support.simulated_jobs import Plan, Strategy, is_side, make_plan
+from support.simulated_loop import Host
 from support.simulation import SECRET, Cluster, simulated
 
 __all__ = ["Run", "Scenario"]
@@ -79,8 +80,10 @@ ALONE: tuple[FaultKind, ...] = (
 ENDED = ("finished", "finished_with_loss", "failed", "canceled")
 SECONDS_TO_END = 10.0
 """Within which a job that was cancelled has ended, and nothing of it is left."""
-BY_A_LIMIT = re.compile(r"failed \d+ times within|found no free slot in time|network buffers")
+BY_A_LIMIT = re.compile(r"failed \d+ times within|network buffers")
 """Causes with which a job may fail that restarts its tasks."""
+NO_SLOT = re.compile(r"found no free slot in time")
+"""Cause of a job that fails since nobody replaced a worker."""
 STATE_LOST = re.compile(r"no worker has their snapshots any more")
 """Cause of a job that fails since a task was lost together with its only holder."""
 APART_FOR_GOOD = re.compile(
@@ -92,10 +95,15 @@ LEAVING = ("term", "drain")
 ENDING = ("kill", "kill twice", "lose", *LEAVING)
 """Faults after which it ends."""
 OTHER_WORKER_SHARE = 0.7
-"""Of the workers that are lost, those that another one replaces."""
+"""Of the workers that are lost, those that another one replaces, unless the job is to lose nothing: then all
+are, or none in a few runs."""
+SLOTS_NEVER_COME_SHARE = 0.05
+"""Those few: else the jobs would fail for want of slots before there is anything to compare."""
 STANDBY_SHARE = 0.3
 """Of the workers that come later, those that only take the place of others."""
 OTHER_WORKER_SECONDS = (0.1, 3.0)
+LOOK_SECONDS = 0.1
+"""Between two looks for workers that are lost. Whoever comes then comes within the slot timeout."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +169,8 @@ class Run:
         self.slots = self._draw_slots()
         self.segments = self._enough_segments()
         self.faults: list[Fault] = draw_faults(self.random, scenario.kinds) if scenario.faults else []
+        self.replaces = scenario.guaranteed and self.random.random() >= SLOTS_NEVER_COME_SHARE
+        """Whether another worker comes for each that is lost, in time."""
         self.cluster_settings = ClusterSettings(
             segment_bytes=SEGMENT_BYTES,
             heartbeat_interval=0.2,
@@ -226,6 +236,8 @@ class Play:
         self._helped_at = 0.0
         self._savepoints = 0
         """How many the user has asked for."""
+        self._replaced: set[Host] = set()
+        """Workers that were lost, for each of which another one comes."""
 
     def run(self) -> None:
         """From the first worker to the last check."""
@@ -240,6 +252,8 @@ class Play:
         if run.scenario.guaranteed and self._world.random.random() < STANDBY_SHARE:
             cluster.add_worker(slots_needed(run.plan.graph), run.segments, standby=True)
         self._job = accepted.job
+        if run.replaces:
+            self._replace_lost()
         for fault in run.faults:
             self._world.at(self._world.now + fault.at, partial(self._inject, fault))
         if not run.plan.bounded:
@@ -297,8 +311,23 @@ class Play:
         else:
             inject(cluster, self._plan, fault)
         fewer = len(cluster.living) < before or fault.kind in LEAVING
-        if fewer and world.random.random() < OTHER_WORKER_SHARE:
+        if fewer and not self._run.scenario.guaranteed and world.random.random() < OTHER_WORKER_SHARE:
             world.at(world.now + world.random.uniform(*OTHER_WORKER_SECONDS), start)
+
+    def _replace_lost(self) -> None:
+        """For each worker that is lost, whatever the reason, another one comes with as many slots; and so on
+        until the job has ended."""
+        run, cluster, world = self._run, self.cluster, self._world
+        for worker in cluster.workers:
+            host = worker.host
+            silent = host.stopped and world.now > host.stopped_at + run.cluster_settings.heartbeat_timeout
+            if host not in self._replaced and (host.lost or silent):
+                self._replaced.add(host)
+                standby = world.random.random() < STANDBY_SHARE
+                start = partial(cluster.add_worker, worker.settings.slots, run.segments, standby=standby)
+                world.at(world.now + world.random.uniform(*OTHER_WORKER_SECONDS), start)
+        if not run.end:
+            world.at(world.now + LOOK_SECONDS, self._replace_lost)
 
     def _pause(self, seconds: float) -> None:
         """Pause the job for so long. No row is taken while it is paused, whatever happens."""
@@ -430,7 +459,8 @@ class Play:
         elif self._run.scenario.strategy == "none":
             assert info.state in ("finished", "failed", "canceled"), f"the job is {info.state}"
         elif info.state == "failed":
-            ends = [BY_A_LIMIT, *([APART_FOR_GOOD] if self.cluster.network.apart else [])]
+            ends = [BY_A_LIMIT, *([] if self._run.replaces else [NO_SLOT])]
+            ends += [APART_FOR_GOOD] if self.cluster.network.apart else []
             ends += [STATE_LOST] if self._run.scenario.guaranteed else []
             assert any(each.search(cause) for each in ends for cause in causes), (
                 f"the job failed for no limit: {causes}"
