@@ -5,6 +5,7 @@ The tables of transitions and effects are in :mod:`~minishuffle.coordinator.jobs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final, assert_never
@@ -1119,9 +1120,12 @@ class Job:
 
     def hasten_cut(self, at: float) -> bool:
         """A worker retains much, which a durable snapshot frees if tasks have no holders, or have kept rows
-        that nobody has read; False: none begins sooner for that."""
-        is_freed = self.holders.alone() or any(each.sink for each in self.graph.vertices)
-        return bool(is_freed) and not self.cut.under_way and self.cuts.hasten(self.cut.began, at)
+        that nobody has read; False: none begins sooner for that. It begins at once where nothing else would
+        free these."""
+        is_alone = bool(self.holders.alone())
+        is_freed = is_alone or any(each.sink for each in self.graph.vertices)
+        began = -math.inf if is_alone else self.cut.began
+        return is_freed and not self.cut.under_way and self.cuts.hasten(began, at)
 
     def receipts_wait(self, key: TaskKey, awaited: int, at: float) -> bool:
         """Receipts of a task wait for a durable snapshot, or for none if ``awaited`` is -1: see

@@ -19,6 +19,7 @@ from minishuffle.coordinator.jobs.cuts import (
     JobCuts,
 )
 from minishuffle.coordinator.jobs.fallback import STORAGE_SECONDS_MAX, RestorePoint
+from minishuffle.coordinator.jobs.holders import Holders
 from minishuffle.coordinator.jobs.savepoints import FolderWork
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import (
@@ -602,6 +603,24 @@ def test_one_begins_for_a_worker_that_retains_much_where_results_wait_for_reader
     cuts.cluster.heartbeat(cuts.workers[0], retains_much=True)
     cuts.cluster.advance(2 * HASTENED_SECONDS)
     assert (cuts.work[-1].work == "prepare") == bool(sink)
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_only_where_nothing_else_frees_what_is_retained_one_is_under_way_all_the_time(
+    cuts_of: CutsOf, monkeypatch: pytest.MonkeyPatch, *, is_alone: bool
+) -> None:
+    cuts = cuts_of({"bounded": False}, {"bounded": False, "sink": "result"})
+    cuts.begin()
+    cuts.cluster.advance(4.0)
+    cuts.tell_all(StateTaken)
+    cuts.tell_all(StateWritten)
+    cuts.answer()
+    monkeypatch.setattr(Holders, "alone", lambda holders: [(0, 0)] if is_alone else [])
+    cuts.cluster.heartbeat(cuts.workers[0], retains_much=True)
+    cuts.cluster.advance(3.0)
+    assert (cuts.work[-1].work == "prepare") == is_alone
+    cuts.cluster.advance(3.0)
+    assert cuts.work[-1].work == "prepare"
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2])
