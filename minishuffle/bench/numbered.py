@@ -599,7 +599,8 @@ class NumberedOutput:
         the beginning of the first :data:`CALM_STEPS` steps of time in each of which nine tenths of the
         records are at most a tenth later than in the worst step of the second before the failure. None: not
         until then."""
-        mine = np.isin(self._subtask, list(victims))
+        near = (self._arrived >= at - 10**9) & (self._arrived < until)
+        mine = near & np.isin(self._subtask, list(victims))
         late = (self._arrived[mine] - self._due[mine]) / 1e9
         steps = (self._arrived[mine] - at) // STEP_NANOSECONDS
         by_step = {int(each): float(np.percentile(late[steps == each], 90)) for each in np.unique(steps)}
