@@ -1530,6 +1530,16 @@ class Job:
         """Pending tasks that may be deployed now, if they have a slot."""
         return [task for task in self.timers.due(at) if not self._holds_back(task.key)]
 
+    def vacant_slots(self, tasks: Iterable[Subtask]) -> list[int]:
+        """The vacant slots of these pending tasks, sorted by how long their tasks may wait: a job does not
+        fail because a slot went to tasks that could have waited for longer."""
+        wanted = {self.slot_of(task.key): math.inf for task in tasks}
+        for task in self.timers.waiting():
+            slot = self.slot_of(task.key)
+            if slot in wanted:
+                wanted[slot] = min(wanted[slot], self.timers.first([task]))
+        return sorted(wanted.keys() & self.slots.vacant, key=lambda slot: (wanted[slot], slot))
+
     def wait_for_slot(self, task: Subtask, until: float, at: float, *, may_come: bool = False) -> None:
         """No slot is free for a task: let it wait until ``until``. ``may_come``: one may become free without
         a new worker. Otherwise a task of an excluded worker fails the job."""

@@ -126,7 +126,7 @@ class Deployer:
         due = job.due(at)
         if not due:
             return []
-        lost = sorted({slot for task in due if (slot := job.slot_of(task.key)) in job.slots.vacant})
+        lost = job.vacant_slots(due)
         waits, is_awaited = self._move(job, lost, held, at, called), bool(self.workers.awaited())
         for task in due:
             if (slot := job.slot_of(task.key)) in job.slots.vacant:

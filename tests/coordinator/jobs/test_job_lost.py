@@ -197,6 +197,22 @@ def test_tasks_wait_for_a_slot_and_take_the_next_worker_that_registers(
     assert cluster.show("j1").state == "running"
 
 
+def test_a_slot_goes_to_the_tasks_that_can_wait_no_longer(
+    cluster: FakeCluster, restarting: MakeGraph
+) -> None:
+    workers = [cluster.add(slots=1) for _ in range(3)]
+    cluster.submit(restarting(3, 3))
+    cluster.report_all("j1", "running")
+    cluster.lose(workers[2])
+    cluster.advance(SLOT_SECONDS - 1)
+    cluster.lose(workers[0])
+    fourth = cluster.add(slots=1)
+    assert where(cluster.show("j1"))["read[2]#2"] == ("created", fourth.worker)
+    assert where(cluster.show("j1"))["read[0]#1"] == ("waiting for a slot", workers[0].worker)
+    cluster.advance(SLOT_SECONDS - 1)
+    assert cluster.show("j1").state == "running"
+
+
 def test_a_job_that_waits_for_a_slot_says_so_and_why(cluster: FakeCluster, restarting: MakeGraph) -> None:
     first, _ = cluster.add(slots=1), cluster.add(slots=1)
     cluster.submit(restarting())
