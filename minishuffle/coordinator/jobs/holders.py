@@ -69,7 +69,8 @@ class Holder(Record):
     """
 
     number: int = 0
-    """The number of the last holder, counted from 1."""
+    """The number of the last holder, counted from 1. The first is named with an attempt, and has what that
+    begins with."""
     worker: int = 0
     """The worker that holds, 0: none does."""
     has_all: bool = False
@@ -90,9 +91,11 @@ class Holder(Record):
     is_bare: bool = False
     """It was said that no other worker can hold."""
 
-    def named(self, worker: int) -> None:
-        """The next holder is on this worker."""
-        self.number, self.worker, self.has_all = self.number + 1, worker, False
+    def named(self, worker: int, *, runs: bool) -> None:
+        """The next holder is on this worker. One that comes once the task ``runs`` is never the first: what
+        the task has sent so far may be older than the rows that its producers retain."""
+        before = max(self.number, FIRST_ATTEMPT) if runs else self.number
+        self.number, self.worker, self.has_all = before + 1, worker, False
 
     def holds(self) -> None:
         """It has all that are to be kept."""
@@ -169,12 +172,13 @@ class Holders:
 
     # --- what happens ---------------------------------------------------------------------------
 
-    def name(self, key: TaskKey, worker: int) -> None:
-        """A worker holds for a task from now on; the holder there was stays until the next one has all."""
+    def name(self, key: TaskKey, worker: int, *, runs: bool = False) -> None:
+        """A worker holds for a task from now on; the holder there was stays until the next one has all.
+        ``runs``: an attempt of the task is there already."""
         holder = self._changing(key)
         if holder.worker:
             self.step_down(key)
-        holder.named(worker)
+        holder.named(worker, runs=runs)
         self._unsent.append(key)
 
     def step_down(self, key: TaskKey) -> None:

@@ -65,7 +65,7 @@ def name_holders(
         if (worker := _chosen(home, fit, held)) is not None:
             held[worker] += 1
             held[holder.worker] -= holder.worker > 0
-            job.holders.name(task.key, worker)
+            job.holders.name(task.key, worker, runs=task.key not in ready)
             named.setdefault(worker, []).append(task)
         elif holder.shunned and not holder.worker and job.holders.unheld(task.key):
             alone.append(task)

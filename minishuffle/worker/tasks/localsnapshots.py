@@ -65,8 +65,7 @@ class LocalSnapshots:
         cost_max: the greatest part of its time for which a task takes snapshots.
         now: seconds, on the clock of every other ``now``.
         begun_at: when ``begun`` was taken, on that clock.
-        is_held: whether there is a holder, and it has ``begun``. A first holder that comes later gets all
-            that is kept, too.
+        is_held: whether there is a holder, and it has ``begun``.
     """
 
     def __init__(

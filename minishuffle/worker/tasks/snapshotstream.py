@@ -152,6 +152,11 @@ class SnapshotWriter:
         return True
 
     @property
+    def named(self) -> int:
+        """(Any thread.) The number of the holder that was named last; 0: none was."""
+        return self._last
+
+    @property
     def is_read(self) -> bool:
         """(Any thread.) Whether a holder is attached."""
         return self.partition.subpartitions[_HOLDER].view is not None

@@ -76,6 +76,8 @@ class _Cut(NamedTuple):
     """The number of the last local snapshot before it."""
     is_alone: bool
     """The task had no holder."""
+    holder: int
+    """The number of the holder that was named last; 0: none was."""
     kept: int
     """The rows that the task had kept for readers."""
 
@@ -138,7 +140,7 @@ class SnapshotTaker:
         """No next attempt begins before the snapshot of that number."""
         self._is_deferred = False
         """One is due that a sink defers."""
-        self._cut = _Cut(0, [], 0, is_alone=False, kept=0)
+        self._cut = _Cut(0, [], 0, is_alone=False, holder=holder, kept=0)
         self._is_pressed = False
         """Whether a snapshot was wanted since the last one of the whole job was complete; the loop's."""
         self._outdated = -1
@@ -255,13 +257,14 @@ class SnapshotTaker:
 
         Raises: as ``freeze``.
         """
+        holder = self.writer.named  # before the look at what was said: one that is named meanwhile is another
         if not self._rests:  # else the task would stand for all of that
             self._hear()
         is_alone = not self._machine.has_holder or self._is_left()
         spool = self._parts.spool
         kept, is_unread = (0, False) if spool is None else (spool.rows, spool.read_rows < spool.rows)
         taken = [gate.taken() for gate in self._gates] if is_alone or is_unread else []
-        self._cut = _Cut(number, taken, self._machine.numbers[-1], is_alone, kept)
+        self._cut = _Cut(number, taken, self._machine.numbers[-1], is_alone, holder, kept)
         self._parts.leases.cut(number, is_alone=is_alone)
         snapshot = freeze()
         self._begin_rest(made_in_turn(snapshot, made), is_local=False)
@@ -497,13 +500,14 @@ class SnapshotTaker:
     def cut_complete(self, number: int, kept: int, *, freed: bool) -> None:
         """A durable snapshot is complete, and the job goes back to none before number ``kept``. If the
         coordinator takes the task for ``freed``, producers need not retain the rows that it covers. Should
-        another holder be there by now, they do: it may have older snapshots.
+        another holder be named by now, they do: it may get older snapshots.
 
         Nor need they where that is wanted, and local snapshots wait for readers of rows that it has: should
         the task be lost before these have come, it asks for rows that are not there any more, and the whole
         job goes back."""
         cut = self._cut
-        is_free = freed and cut.is_alone and not self.writer.is_read
+        is_same = self.writer.named == cut.holder and not self.writer.is_read
+        is_free = freed and cut.is_alone and is_same
         if cut.number == number and cut.taken and (is_free or self._waits_for_readers(cut)):
             self._outdated = cut.newest
             for gate, taken in zip(self._gates, cut.taken, strict=True):

@@ -69,6 +69,19 @@ def test_the_last_one_that_had_all_is_read_until_the_next_has() -> None:
     assert not report(each, 2, 1)
 
 
+def test_a_holder_that_comes_once_the_task_runs_is_not_the_first_and_has_nothing_yet() -> None:
+    each = new_holders()
+    each.name(KEY, 2, runs=True)
+    assert source(each) == (2, 2, False) and KEY in {task.key for task in each.unprotected()}
+    each.freed([KEY])
+    assert source(each) == (2, 2, True)
+    assert report(each, 2, 2)
+    assert source(each) == (2, 2, False) and KEY not in {task.key for task in each.unprotected()}
+    each.name(KEY, 3, runs=True)
+    assert source(each) == (2, 2, False)
+    each.validate()
+
+
 def test_one_that_cannot_give_what_it_has_is_lost_though_the_next_is_named() -> None:
     each = new_holders()
     each.name(KEY, 2)

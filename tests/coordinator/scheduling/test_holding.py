@@ -180,6 +180,23 @@ def test_a_task_that_comes_to_its_holder_gets_another_and_the_old_one_stays_unti
     assert not held(standby) and cluster.show("j1").unprotected == 0
 
 
+def test_a_worker_that_comes_while_a_job_runs_alone_protects_nothing_before_it_has_snapshots(
+    cluster: FakeCluster, guaranteed: MakeGraph
+) -> None:
+    """What tasks have sent so far is not for it: durable snapshots may have freed the rows behind that."""
+    one = cluster.add(slots=1)
+    cluster.submit(guaranteed(1, 1))
+    cluster.report_all("j1", "running")
+    two = cluster.add(slots=1)
+    (named,) = one.got(TasksRestarted)
+    assert [(task.operator, task.attempt, task.worker) for task in named.tasks] == [
+        (holder_operator(operator), 2, two.worker) for operator in (0, 1)
+    ]
+    assert cluster.show("j1").unprotected == 2
+    cluster.hold(two)
+    assert cluster.show("j1").unprotected == 0
+
+
 @pytest.mark.parametrize("others", [1, 0])
 def test_where_the_link_to_a_holder_is_broken_another_takes_over_if_there_is_one(
     cluster: FakeCluster, guaranteed: MakeGraph, others: int
@@ -191,13 +208,13 @@ def test_where_the_link_to_a_holder_is_broken_another_takes_over_if_there_is_one
     cluster.hold(away)
     spare = [cluster.add(slots=1) for _ in range(others)]
     cluster.advance(20.0)
-    assert held(away) == [(0, 0, 1), (1, 0, 1)]
+    assert held(away) == [(0, 0, 2), (1, 0, 2)]
     missing = UnlinkedPeer(worker=one.worker, epoch=one.epoch, seconds=10.0, why="no route", jobs=["j1"])
     cluster.heartbeat(away, unlinked=[missing])
     for worker in spare:
-        assert held(worker) == [(0, 0, 2), (1, 0, 2)] and held(away) == [(0, 0, 1), (1, 0, 1)]
+        assert held(worker) == [(0, 0, 3), (1, 0, 3)] and held(away) == [(0, 0, 2), (1, 0, 2)]
         cluster.hold(worker)
-    assert held(away) == ([] if spare else [(0, 0, 1), (1, 0, 1)])
+    assert held(away) == ([] if spare else [(0, 0, 2), (1, 0, 2)])
     cluster.heartbeat(away)
     assert cluster.show("j1").unprotected == 0 and len(one.got(CancelTasks)) == 0
 

@@ -406,12 +406,12 @@ async def test_what_a_finished_task_has_kept_goes_to_another_holder_and_its_prod
     recovery.close()
 
 
-@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("by_then", ["", "named", "read"])
 async def test_no_task_goes_on_from_before_a_durable_snapshot_for_which_producers_gave_up_rows(
-    site: Site, monkeypatch: pytest.MonkeyPatch, is_read: bool
+    site: Site, monkeypatch: pytest.MonkeyPatch, by_then: str
 ) -> None:
     """The holder has gone, the durable snapshot frees what is retained, and another holder comes behind that,
-    or before, so that producers retain it."""
+    or it was named or attached before, so that producers retain it."""
     monkeypatch.setattr(snapshottaker, "HOLDER_AWAY_SECONDS", 0.0)
     numbers = Stream.source(Repeating()).key_by(lambda row: row % KEYS).count().to_count()
     recovery, deployment, key = Recovery(site, numbers), site.deployment, attempt(1, 0)
@@ -424,23 +424,32 @@ async def test_no_task_goes_on_from_before_a_durable_snapshot_for_which_producer
         spec = HolderSpec(operator=1, index=0, attempt=2, task_attempt=1, task_worker=1)
         deployment.hold(StartHolder(second, spec))
         deployment.fence(Fence(key, snapshot_edge(1), second))
+
+    def attach_holder() -> None:
         recovery.join(second, snapshot_edge(1), key)
 
     def renew_holder(machine: LocalSnapshots) -> None:
         """What was kept is sent, and nothing newer follows."""
         renew(machine)
+        renewed.append(machine)
         monkeypatch.setattr(LocalSnapshots, "due", lambda machine: math.inf)
 
-    renew = LocalSnapshots.renew_holder
+    renew, renewed = LocalSnapshots.renew_holder, list[LocalSnapshots]()
     monkeypatch.setattr(LocalSnapshots, "renew_holder", renew_holder)
     await site.until(lambda: not snapshots.writer.is_read)
     site.pass_barrier()
     await site.until(lambda: key in site.made)
-    if is_read:
+    if by_then:
         name_holder()
+    if by_then == "read":
+        attach_holder()
+    elif by_then == "named":  # and what is kept is sent to it
+        await site.until(lambda: len(renewed) == 1)
     snapshots.cut_complete(1, 1, freed=True)
-    if not is_read:
+    if not by_then:
         name_holder()
+    if by_then != "read":
+        attach_holder()
     await site.until(lambda: any(each.attempt == second for each in site.held))
     (log,) = (each.log for each in deployment.holders[second].partition.subpartitions)
     begins = unpack_state(
