@@ -81,14 +81,16 @@ class QueuedEvent(Notice):
 
 
 class QueuedBarrier(Notice):
-    """A barrier of the producer: the task has read all that came before it."""
+    """A barrier of the producer: the task has read all that came before it. ``row`` is the number of the row
+    behind it."""
 
-    __slots__ = ("attachment", "barrier", "blocking")
+    __slots__ = ("attachment", "barrier", "blocking", "row")
 
-    def __init__(self, attachment: Attachment, barrier: int, *, blocking: bool) -> None:
+    def __init__(self, attachment: Attachment, barrier: int, row: int, *, blocking: bool) -> None:
         self.attachment = attachment
         self.barrier = barrier
         self.blocking = blocking
+        self.row = row
 
 
 class Detached(Notice):
@@ -711,7 +713,7 @@ class InputChannel:
         if payload[0] == EventKind.BARRIER and len(payload) == BARRIER_EVENT.size:
             _, blocking, barrier = BARRIER_EVENT.unpack(payload)
             self._events_added += 1
-            self.deliver(QueuedBarrier(attachment, barrier, blocking=bool(blocking)))
+            self.deliver(QueuedBarrier(attachment, barrier, row, blocking=bool(blocking)))
             return
         if payload[0] != EventKind.WATERMARK or len(payload) != WATERMARK_EVENT.size:
             self._events_added += 1
@@ -719,7 +721,7 @@ class InputChannel:
             return
         _, idle, time = WATERMARK_EVENT.unpack(payload)
         if self._mark is None or not self._mark.overtake(time, bool(idle)):
-            mark = QueuedWatermark(time, bool(idle))
+            mark = QueuedWatermark(time, bool(idle), row)
             self.deliver(mark)
             self._mark = mark
 

@@ -451,17 +451,27 @@ class InputGate:
             StateLost: rows before it are missing, and none may be.
             PeerLost: so are they, and the task's next attempt gets them.
         """
+        self._require_rows(channel, row)
         missed, half = channel.rows.begin(row)
         channel.rows_incomplete += half
-        if missed and self._guaranteed and not channel.ended:
-            raise StateLost(
-                f"subtask {channel.producer} goes on with row {row} of edge {self.edge}, and {missed} rows "
-                "before it are missing: it gave them up, since a snapshot covers them that was lost"
-            )
         if missed and self._strict and not channel.ended:
             raise PeerLost(
                 f"{missed} rows of subtask {channel.producer} before row {row} are missing, since a "
                 "connection to it broke: what reads or writes blocking exchanges runs again"
+            )
+
+    def _require_rows(self, channel: InputChannel, row: int) -> None:
+        """An attachment begins with that row, as its first buffer says or an event before that. Behind an
+        event no row may follow for long, and state that is taken meanwhile is to have all rows before it.
+
+        Raises:
+            StateLost: rows before it are missing, and none may be.
+        """
+        missed = row - channel.rows.next
+        if self._guaranteed and missed > 0 and not (channel.ended or channel.rows.begun):
+            raise StateLost(
+                f"subtask {channel.producer} goes on with row {row} of edge {self.edge}, and {missed} rows "
+                "before it are missing: it gave them up, since a snapshot covers them that was lost"
             )
 
     def _end_turn(self, channel: InputChannel) -> None:
@@ -473,14 +483,16 @@ class InputGate:
 
     def _on_notice(self, channel: InputChannel, notice: Notice) -> None:
         match notice:
-            case QueuedWatermark():
+            case QueuedWatermark(row=row):
+                self._require_rows(channel, row)
                 time, idle = notice.take()
                 if self._splits is None:
                     self.marked |= self.valve.update(channel.number, time, idle)
             case QueuedLatency(marker=LatencyMarker() as marker):
                 notice.taken = True
                 self.on_latency(marker)
-            case QueuedBarrier(blocking=blocking):
+            case QueuedBarrier(blocking=blocking, row=row):
+                self._require_rows(channel, row)
                 channel.events_read += 1
                 if blocking:
                     channel.barrier = notice.barrier

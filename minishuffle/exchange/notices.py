@@ -15,11 +15,13 @@ class Notice:
 
 
 class QueuedWatermark(Notice):
-    """A watermark of the producer. The loop lets a newer one take its place until the task takes it."""
+    """A watermark of the producer. The loop lets a newer one take its place until the task takes it. ``row``
+    is the number of the row behind the first of them."""
 
-    __slots__ = ("_state", "_taken")
+    __slots__ = ("_state", "_taken", "row")
 
-    def __init__(self, time: int, idle: bool) -> None:
+    def __init__(self, time: int, idle: bool, row: int = 0) -> None:
+        self.row = row
         self._state = (time, idle)
         self._taken = False
 

@@ -11,7 +11,7 @@ import pytest
 from minishuffle.errors import PeerLost, RemoteProtocolError, StateLost
 from minishuffle.exchange.channels import Attached, LocalBuffer
 from minishuffle.exchange.elements import ELEMENT_HEADER
-from minishuffle.wire.frames import EventKind
+from minishuffle.wire.frames import BARRIER_EVENT, WATERMARK_EVENT, EventKind
 from support.interleave import interleaved
 from support.links import consumer_of
 
@@ -417,17 +417,23 @@ def test_event_time_waits_for_a_lost_producer_if_no_row_may_be_missing(make_setu
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("at_the_end", [False, True])
+@pytest.mark.parametrize(
+    "event",
+    [b"", bytes((EventKind.END_OF_PARTITION,)), WATERMARK_EVENT.pack(EventKind.WATERMARK, 0, 5)]
+    + [BARRIER_EVENT.pack(EventKind.BARRIER, blocking, 1) for blocking in (0, 1)],
+)
 def test_a_gate_with_a_guarantee_fails_where_a_row_is_missing(
-    make_setup: type[Setup], version: int, at_the_end: bool
+    make_setup: type[Setup], version: int, event: bytes
 ) -> None:
+    """An event says so, too: behind it no row may come for long."""
     setup = make_setup(remote=1, version=1, tolerant=True, guaranteed=True)
     (channel,) = setup.remotes
     setup.arrive(channel, setup.element([0, 1]), rows=2)
     assert setup.rows() == [0, 1]
     setup.request(channel, generation=2, version=version)
-    if at_the_end:
-        setup.arrive_event(channel, EventKind.END_OF_PARTITION, row=4)
+    if event:
+        assert channel.attachment is not None
+        channel.deliver_event(channel.attachment, event, 4)
     else:
         setup.arrive(channel, setup.element([4]), row=4)
     with pytest.raises(StateLost, match="subtask 0 goes on with row 4 of edge 0, and 2 rows before"):

@@ -372,6 +372,51 @@ async def test_a_durable_snapshot_frees_rows_whose_results_no_reader_has_taken_i
     deployment.drop_spools("j1")
 
 
+class Resting(Numbers):
+    """Each split has one batch, and then nothing for now."""
+
+    bounded = False
+    goes_on = Event()
+    """Never set: what a split waits for, an instant each time."""
+
+    def read(self, split: int, offset: int) -> Iterator[Any]:
+        yield list(range(offset, 500))
+        while not Resting.goes_on.wait(0.001):
+            yield []
+
+
+async def test_a_durable_snapshot_never_has_a_sink_that_waits_for_rows_which_another_one_freed(
+    site_of: type[Site],
+) -> None:
+    """No row follows those that the sink was lost with: the barrier tells it that they are gone."""
+    site = site_of()
+    stream = Stream.source(Resting()).rebalance().map(lambda n: {"n": n}).to_table({"n": "int64"})
+    job, sinks = Recovery(site, stream.to_spark("result")), [attempt(1, 0), attempt(1, 1)]
+    deployment = site.deployment
+    await site.until(lambda: sum(deployment.spools[key].rows for key in sinks) == 1_000)
+    site.pass_barrier()
+    await site.until(lambda: all(key in site.made for key in sinks))
+    deployment.want_snapshots()
+    for key in sinks:
+        taker = deployment.attempts[key].task.snapshots
+        assert taker is not None
+        taker.cut_complete(1, 1, freed=False)
+    spool = deployment.spools.pop(sinks[0])
+    job.specs[1, 0] = job.specs[1, 0].model_copy(update={"first_row": spool.rows})
+    job.lose((1, 0))
+    spool.give_up()
+    again = attempt(1, 0, 2)
+    await site.until(lambda: (again, "snapshot read") in site.recovered)
+    site.pass_barrier(2)
+    await site.until(lambda: again in site.made or again in site.outcomes)
+    error = site.outcomes[again].error if again in site.outcomes else None
+    assert error is not None and error.code == StateLost.code
+    site.made.clear()
+    job.close()
+    await site.close()
+    deployment.drop_spools("j1")
+
+
 async def test_snapshots_free_what_fills_the_bound_of_a_worker(site_of: type[Site]) -> None:
     """Tasks take them also while they wait for room, and as soon as half of it is full."""
     site = site_of(retained_bytes=48 * 1024)
