@@ -439,12 +439,8 @@ class Worker:
                 self._savepoints.check(message)
             case WriteState():
                 self._savepoints.begin(message, [each.paths for each in attempts])
-            case CutComplete(savepoint=number, kept=kept, alone=alone):
-                for each in attempts:
-                    if (taker := each.task.snapshots) is not None:
-                        subtask = each.id.subtask
-                        freed = (subtask.operator, subtask.index) in alone
-                        taker.cut_complete(number, kept, freed=freed)
+            case CutComplete():
+                self._deployment.cut_complete(message)
 
     def _attach(self, instruction: Attach) -> None:
         """A peer's request is granted."""

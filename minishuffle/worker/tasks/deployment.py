@@ -16,9 +16,7 @@ from minishuffle.exchange.spool import Spool
 from minishuffle.ids import AttemptId, is_snapshot_edge, is_state_edge
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.wire.frames import DataType
-from minishuffle.wire.messages import (
-    TaskReport,
-)
+from minishuffle.wire.messages import CutComplete, TaskReport
 from minishuffle.wire.reports import SourcePositions
 from minishuffle.worker.channels.registry import ChannelKey, Progress
 from minishuffle.worker.instructions import (
@@ -265,6 +263,16 @@ class Deployment:
         for attempt in self.attempts.values():
             if attempt.task.snapshots is not None and job in (None, attempt.id.subtask.job):
                 attempt.task.snapshots.ask()
+
+    def cut_complete(self, message: CutComplete) -> None:
+        """A durable snapshot of a job is complete. If there is need for more room, that is wanted of the next
+        one too: the bound says so but once, until less than half of it is held."""
+        for attempt in self.attempts.values():
+            subtask, taker = attempt.id.subtask, attempt.task.snapshots
+            if taker is not None and subtask.job == message.job:
+                taker.cut_complete(message.savepoint, message.kept, freed=subtask.key in message.alone)
+        if self.services.retained.needs_room:
+            self.want_snapshots(message.job)
 
     @property
     def reads_sources(self) -> bool:

@@ -17,10 +17,11 @@ from minishuffle.api.stream import Stream
 from minishuffle.errors import PartitionLost, PeerLost, StateLost, WrongResult
 from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
 from minishuffle.exchange.retained import RetainedPartition
+from minishuffle.exchange.retention import RetainedBytes
 from minishuffle.ids import AttemptId, holder_operator, snapshot_edge, state_edge
 from minishuffle.operators import column_store, keyed_state
 from minishuffle.plan.graph import JobSettings
-from minishuffle.wire.messages import HolderSpec, PoisonRow, PoisonSearch, TaskSpec
+from minishuffle.wire.messages import CutComplete, HolderSpec, PoisonRow, PoisonSearch, TaskSpec
 from minishuffle.worker.channels.registry import ChannelKey
 from minishuffle.worker.instructions import Fence, StartHolder, StartTask, attempt_id
 from minishuffle.worker.tasks import snapshottaker
@@ -411,6 +412,33 @@ async def test_a_durable_snapshot_never_has_a_sink_that_waits_for_rows_which_ano
     await site.until(lambda: again in site.made or again in site.outcomes)
     error = site.outcomes[again].error if again in site.outcomes else None
     assert error is not None and error.code == StateLost.code
+    site.made.clear()
+    job.close()
+    await site.close()
+    deployment.drop_spools("j1")
+
+
+async def test_each_durable_snapshot_frees_such_rows_while_their_worker_retains_much(
+    site_of: type[Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker says once that it does: the first one may free too little."""
+    monkeypatch.setattr(RetainedBytes, "needs_room", True)
+    site = site_of()
+    stream = Stream.source(Repeating()).rebalance().map(lambda n: {"n": n}).to_table({"n": "int64"})
+    job, sinks = Recovery(site, stream.to_spark("result")), [attempt(1, 0), attempt(1, 1)]
+    deployment = site.deployment
+    partition = deployment.attempts[attempt(0, 0)].partition(0)
+    assert isinstance(partition, RetainedPartition)
+    deployment.want_snapshots()
+    for number in (1, 2):
+        freed, most = [each.freed for each in partition.subpartitions], max(partition.written())
+        await site.until(lambda most=most: min(partition.written()) > most)
+        site.made.clear()
+        site.pass_barrier(number)
+        await site.until(lambda: all(key in site.made for key in sinks))
+        deployment.cut_complete(CutComplete(term=1, job="j1", savepoint=number, kept=number))
+        for each, before in zip(partition.subpartitions, freed, strict=True):
+            assert each.freed > before
     site.made.clear()
     job.close()
     await site.close()
