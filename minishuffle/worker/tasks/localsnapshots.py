@@ -99,6 +99,11 @@ class LocalSnapshots:
         return [each.number for each in self._kept]
 
     @property
+    def taken(self) -> Mapping[int, Sequence[ChannelRows]]:
+        """By edge, the rows that the oldest of them covers."""
+        return self._kept[0].counted.taken
+
+    @property
     def is_protected(self) -> bool:
         """Whether the holder has a snapshot that a next attempt can go on from."""
         return self._oldest_held > self._lost

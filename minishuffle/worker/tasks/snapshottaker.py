@@ -19,7 +19,7 @@ from minishuffle.exchange.elementstore import ElementStore
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.retained import RetainedPartition
-from minishuffle.exchange.rownumbers import ChannelRows
+from minishuffle.exchange.rownumbers import NO_VERSION, ChannelRows
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import READERS_EDGE
 from minishuffle.limits import HOLDER_AWAY_SECONDS, SLICE_SECONDS, SLICE_SHARE
@@ -80,6 +80,9 @@ class _Cut(NamedTuple):
     """The number of the holder that was named last; 0: none was."""
     kept: int
     """The rows that the task had kept for readers."""
+    is_noticed: bool
+    """A next attempt that goes on from the oldest local snapshot notices that rows are gone: it has rows of
+    the same versions. Another version may begin before these, and what is given up of it may lie there."""
 
 
 class _Rest(NamedTuple):
@@ -140,7 +143,7 @@ class SnapshotTaker:
         """No next attempt begins before the snapshot of that number."""
         self._is_deferred = False
         """One is due that a sink defers."""
-        self._cut = _Cut(0, [], 0, is_alone=False, holder=holder, kept=0)
+        self._cut = _Cut(0, [], 0, is_alone=False, holder=holder, kept=0, is_noticed=False)
         self._is_pressed = False
         """Whether a snapshot was wanted since the last one of the whole job was complete; the loop's."""
         self._outdated = -1
@@ -264,11 +267,21 @@ class SnapshotTaker:
         spool = self._parts.spool
         kept, is_unread = (0, False) if spool is None else (spool.rows, spool.read_rows < spool.rows)
         taken = [gate.taken() for gate in self._gates] if is_alone or is_unread else []
-        self._cut = _Cut(number, taken, self._machine.numbers[-1], is_alone, holder, kept)
+        newest, is_noticed = self._machine.numbers[-1], self._is_noticed()
+        self._cut = _Cut(number, taken, newest, is_alone, holder, kept, is_noticed)
         self._parts.leases.cut(number, is_alone=is_alone)
         snapshot = freeze()
         self._begin_rest(made_in_turn(snapshot, made), is_local=False)
         return snapshot
+
+    def _is_noticed(self) -> bool:
+        """See :class:`_Cut`."""
+        begun = self._machine.taken
+        return all(
+            before.version in (NO_VERSION, now.version)
+            for gate in self._gates
+            for before, now in zip(begun.get(gate.edge, ()), gate.taken(), strict=False)
+        )
 
     @property
     def is_due(self) -> bool:
@@ -517,7 +530,8 @@ class SnapshotTaker:
 
     def _waits_for_readers(self, cut: _Cut) -> bool:
         spool = self._parts.spool
-        return self._is_pressed and spool is not None and spool.read_rows < cut.kept
+        is_unread = spool is not None and spool.read_rows < cut.kept
+        return self._is_pressed and cut.is_noticed and is_unread
 
     def lose(self, error: PartitionLost) -> None:
         """Have the task fail, since what it retains cannot be read: its next attempt makes that again."""

@@ -418,6 +418,38 @@ async def test_a_durable_snapshot_never_has_a_sink_that_waits_for_rows_which_ano
     deployment.drop_spools("j1")
 
 
+async def test_a_durable_snapshot_frees_no_such_rows_of_another_version_than_the_oldest_local_one_has(
+    site_of: type[Site],
+) -> None:
+    """The rows of that version may begin before those that the local snapshot counts: nobody would notice."""
+    site = site_of()
+    stream = Stream.source(Repeating()).rebalance().map(lambda n: {"n": n}).to_table({"n": "int64"})
+    job, sinks = Recovery(site, stream.to_spark("result")), [attempt(1, 0), attempt(1, 1)]
+    deployment = site.deployment
+    takers = [taker for key in sinks if (taker := deployment.attempts[key].task.snapshots) is not None]
+    await site.until(lambda: all(len(taker._machine.numbers) > 1 for taker in takers))
+    for key in sinks:  # a reader has come this far
+        deployment.spools[key].free(0, deployment.spools[key].rows)
+    deployment.want_snapshots()
+    await site.until(lambda: all(taker._machine.taken for taker in takers))
+    job.specs[0, 0] = job.specs[0, 0].model_copy(update={"version": 2})
+    job.lose((0, 0))
+    gates = [gate for taker in takers for gate in taker._gates]
+    await site.until(lambda: all(gate.taken()[0].version == 2 for gate in gates))
+    partition = deployment.attempts[attempt(0, 0, 2)].partition(0)
+    assert isinstance(partition, RetainedPartition)
+    before = [each.freed for each in partition.subpartitions]
+    site.pass_barrier()
+    await site.until(lambda: all(key in site.made for key in sinks))
+    deployment.want_snapshots()
+    deployment.cut_complete(CutComplete(term=1, job="j1", savepoint=1, kept=1))
+    assert [each.freed for each in partition.subpartitions] == before
+    site.made.clear()
+    job.close()
+    await site.close()
+    deployment.drop_spools("j1")
+
+
 async def test_each_durable_snapshot_frees_such_rows_while_their_worker_retains_much(
     site_of: type[Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
