@@ -324,10 +324,19 @@ class Play:
             if host not in self._replaced and (host.lost or silent):
                 self._replaced.add(host)
                 standby = world.random.random() < STANDBY_SHARE
-                start = partial(cluster.add_worker, worker.settings.slots, run.segments, standby=standby)
+                start = partial(self._start_other, worker.settings.slots, standby=standby)
                 world.at(world.now + world.random.uniform(*OTHER_WORKER_SECONDS), start)
         if not run.end:
             world.at(world.now + LOOK_SECONDS, self._replace_lost)
+
+    def _start_other(self, slots: int, *, standby: bool) -> None:
+        """Start a worker, once there is a coordinator that answers it: one that has asked a stopped one would
+        wait for longer than the slot timeout of these runs."""
+        cluster, world = self.cluster, self._world
+        if cluster.coordinator_host.dead or cluster.coordinator_host.stopped:
+            world.at(world.now + LOOK_SECONDS, partial(self._start_other, slots, standby=standby))
+        else:
+            cluster.add_worker(slots, self._run.segments, standby=standby)
 
     def _pause(self, seconds: float) -> None:
         """Pause the job for so long. No row is taken while it is paused, whatever happens."""
