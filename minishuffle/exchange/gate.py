@@ -572,6 +572,8 @@ class InputGate:
             self._movers.add(channel)
         if not (self._waits or channel in self._movers):
             self.marked |= self.valve.suspend(channel.number)
+        else:  # Nor is it idle now: what it sent behind that, or reads meanwhile, is yet to come.
+            self.marked |= self.valve.update(channel.number, BEGINNING_OF_TIME, False)
         self._give_back(notice)
 
     def _on_attached(self, channel: InputChannel, notice: Attached) -> None:

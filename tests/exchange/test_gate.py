@@ -416,6 +416,22 @@ def test_event_time_waits_for_a_lost_producer_if_no_row_may_be_missing(make_setu
     assert setup.rows() == [] and setup.gate.valve.watermark == 7
 
 
+def test_event_time_waits_for_a_lost_producer_that_was_idle(make_setup: type[Setup]) -> None:
+    setup = make_setup(tolerant=True, guaranteed=True)
+    gate, partitions = setup.gate, [setup.partition(number) for number in (0, 1, 0)]
+    channel, _ = setup.local(partitions[0]), setup.local(partitions[1])
+    partitions[0].broadcast_watermark(5, True)
+    partitions[1].broadcast_watermark(9, False)
+    assert setup.rows() == [] and gate.valve.watermark == 9
+    channel.detach(PeerLost("reset by peer"))
+    partitions[1].broadcast_watermark(15, False)
+    assert setup.rows() == [] and gate.valve.watermark == 9, "a row of 10 that was under way comes again"
+    channel.attach_local(partitions[2].subpartitions[0], 2, setup.handed_over.append, version=2)
+    assert setup.rows() == [] and gate.valve.watermark == 9, "it has not said how far it is"
+    partitions[2].broadcast_watermark(5, True)
+    assert setup.rows() == [] and gate.valve.watermark == 15
+
+
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
     "event",
