@@ -150,6 +150,7 @@ class BufferBuilder:
         length, rows, starts, ends = self.published
         left_out = rows - self.sent_rows
         self.sent_bytes, self.sent_rows, self.sent_starts = length, rows, starts
+        self.flush_requested = False  # as in skip_rest
         return left_out, not ends
 
 

@@ -431,3 +431,27 @@ def test_writer_and_loop_may_act_at_any_instruction_of_each_other(
         producer.check_books(written)
         assert producer.queued == 0
         producer.check_all_home()
+
+
+def test_a_view_begins_behind_what_was_written_while_its_consumer_was_away() -> None:
+    """The writer has seen the consumer shortly before that went, and sees the next one late: behind what it
+    wrote in between it leaves rows out, and there is to be no gap within a view."""
+    producer = Producer()
+    first, subpartition = producer.attach(), producer.first
+    producer.partition.write(0, 2, [bytes([1]) * 4])
+    producer.partition.flush()
+    first.release(FAILED)
+    producer.partition.write(0, 3, [bytes([2]) * 4])
+    assert subpartition.backlog() == 0, "what was to be flushed is left out"
+    second = producer.attach()
+    producer.partition.flush()
+    assert second.poll() is None
+    subpartition.available = False
+    assert producer.partition.skips(0, 5), "as the writer has seen it before"
+    subpartition.available = True
+    producer.partition.write(0, 1, [bytes([3]) * 4])
+    producer.partition.flush()
+    piece = second.poll()
+    assert piece is not None and (piece.row, piece.rows, bytes(piece.payload)) == (10, 1, bytes([3]) * 4)
+    assert sum(producer.partition.rows_dropped().values()) == 2 + 3 + 5
+    piece.released()
