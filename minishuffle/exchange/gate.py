@@ -330,6 +330,11 @@ class InputGate:
             for each in self._retained
         ]
 
+    def dealt(self) -> list[tuple[int, int]]:
+        """(Behind the end.) The producers whose next attempt may deal its rows out in another way, and the
+        version of the rows that the task has read of each."""
+        return [(each.producer, each.rows.version) for each in self.channels] if self._redealt else []
+
     @property
     def _retained(self) -> list[InputChannel]:
         """The channels of which no row may be missing."""

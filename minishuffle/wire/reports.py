@@ -61,6 +61,9 @@ class TaskStateChanged(ControlMessage):
     """Size of the state that its worker keeps for the next attempt; 0: there is none."""
     state_lost: str = ""
     """Why it could not keep its state; of one that runs, why it does not go on with the state kept for it."""
+    dealt: list[tuple[int, int, int]] = Field(default_factory=list)
+    """Edge, producer and version of the rows that a finished task has read, for each producer whose next
+    attempt may deal its rows out in another way."""
 
     @model_serializer(mode="wrap")
     def _pack(self, pack: SerializerFunctionWrapHandler) -> dict[str, Any]:

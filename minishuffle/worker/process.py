@@ -567,6 +567,7 @@ class Worker:
                 traffic=traffic,
                 positions=outcome.positions,
                 state=KeptState(outcome.moved, task.state_handover.bytes, task.state_handover.lost),
+                dealt=outcome.dealt,
             )
             self._carry_out(ended)
         except Exception as error:

@@ -300,6 +300,7 @@ class WorkerState:
         traffic: bytes = b"",
         positions: bytes = b"",
         state: KeptState = NOTHING_KEPT,
+        dealt: Sequence[tuple[int, int, int]] = (),
     ) -> WorkerStep:
         """The attempt's thread came to its end; a second report changes nothing."""
         if not self.tasks.runs(key):
@@ -309,7 +310,8 @@ class WorkerState:
             self.channels.keep_state(key)
         ended = state_change(key, outcome, error, result, counters=counters)
         kept = {"moved": state.moved, "state_bytes": state.bytes, "state_lost": state.lost}
-        ended = ended.model_copy(update={"traffic": traffic, "positions": positions, **kept})
+        said = {"traffic": traffic, "positions": positions, "dealt": list(dealt)}
+        ended = ended.model_copy(update={**said, **kept})
         return self._step([Report(ended), *self._tell_lost(key)])
 
     def snapshots_held(self, fact: SnapshotsHeld) -> WorkerStep:

@@ -469,6 +469,7 @@ def test_a_task_runs_again_if_a_producer_does_that_had_ended_and_may_deal_other_
     setup.request(channel, generation=2, version=1)
     assert setup.rows() == []
     setup.request(channel, generation=3, version=2)
+    assert setup.gate.dealt() == [(0, 1)], "as it says if it finishes before it looks again"
     with pytest.raises(PeerLost, match="subtask 0 of edge 0, whose end was read, runs again"):
         setup.rows()
     setup.gate.close()
@@ -482,6 +483,7 @@ def test_a_task_that_has_finished_stays_attached_until_its_producers_know_what_i
         read, broken = setup.remotes
         setup.arrive_event(read, EventKind.END_OF_PARTITION, row=0)
         setup.rows()
+        assert setup.gate.dealt() == ([(0, 1), (1, 0)] if redealt else [])
         setup.gate.close(listens=True)
         assert read.attachment is not None and broken.attachment is None
         setup.gate.make_stable(setup.gate.taken())

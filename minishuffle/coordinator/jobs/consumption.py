@@ -253,6 +253,15 @@ class Ends:
             and not self._graph.parts_alike(edge)
         ]
 
+    def dealt_since(self, dealt: Iterable[tuple[int, int, int]]) -> Subtask | None:
+        """A producer that has begun another version of its rows than a finished consumer had read: it was
+        deployed before that was known. None: there is no such producer."""
+        for edge, index, version in dealt:
+            producer = self._tasks[self._graph.edges[edge].source, index]
+            if producer.version != version:
+                return producer
+        return None
+
     def is_released(self, producer: TaskKey) -> bool:
         """Whether no consumer will need the partitions of a producer once it has finished."""
         operator = producer[0]

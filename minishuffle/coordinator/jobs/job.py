@@ -513,8 +513,11 @@ class Job:
         if message.state == "finished":
             if not self.subtasks.keep_result(task, message.result):
                 self.fail(results_too_large(task), at)
+            producer = self.ends.dealt_since(message.dealt)
             if asked == "replayed" and not self.stopping:
                 self._restart(task, at, "with those beside it")
+            elif producer is not None and not self.stopping:
+                self._restart(task, at, f"with {producer}, which deals its rows out anew")
         elif message.state != "running":
             if self.state == "canceling" and self.subtasks.keep_result(task, message.result):
                 task.listed(message.counters.rows_in_result)

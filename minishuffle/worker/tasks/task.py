@@ -101,6 +101,8 @@ class TaskOutcome:
     """Where a source stands, as a table of positions."""
     moved: bool = False
     """It stood at the barrier of a move: its :class:`StateHandover` has its state."""
+    dealt: Sequence[tuple[int, int, int]] = ()
+    """See :attr:`~minishuffle.wire.reports.TaskStateChanged.dealt`."""
 
 
 @dataclass(slots=True)
@@ -288,7 +290,9 @@ class Task:
 
     def _outcome(self) -> TaskOutcome:
         try:
-            return TaskOutcome("finished", result=self._execute())
+            result = self._execute()
+            dealt = tuple((gate.edge, *each) for gate in self.gates for each in gate.dealt())
+            return TaskOutcome("finished", result=result, dealt=dealt)
         except BaseException as error:  # whatever user code raises, SystemExit included, ends this task alone
             if isinstance(error, TaskCancelled) and self.paths.cancelled:
                 return TaskOutcome("canceled", result=self._closed_with, moved=self.state_handover.moved)

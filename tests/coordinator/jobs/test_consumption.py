@@ -427,3 +427,28 @@ def test_a_finished_consumer_runs_again_if_it_may_be_dealt_other_rows(
         if spec.attempt > 1
     ]
     assert sorted(deployed) == sorted((name, 0, 2) for name in again)
+
+
+@pytest.mark.parametrize(("version", "again"), [(1, [("count", 0, 2), ("map", 0, 2)]), (2, [("map", 0, 2)])])
+def test_a_consumer_runs_again_that_finished_while_another_attempt_was_about_to_deal_it_other_rows(
+    cluster: FakeCluster, version: int, again: list[tuple[str, int, int]]
+) -> None:
+    """The next attempt of what deals to it was deployed, and it had read the one before to its end."""
+    workers = [cluster.add(slots=1) for _ in range(6)]
+    graph = chain(guarantee="at_least_once")
+    vertices = [*graph.vertices[:2], graph.vertices[2].model_copy(update={"parallelism": 2})]
+    edges = [graph.edges[0], graph.edges[1].model_copy(update={"partitioner": "rebalance"})]
+    cluster.submit(graph.model_copy(update={"vertices": vertices, "edges": edges}))
+    cluster.report_all("j1", "running")
+    for number, task in enumerate([("j1", 0, 0), ("j1", 1, 0)]):
+        cluster.report(workers[number], task, "finished")
+    cluster.lose(workers[1])
+    cluster.report(workers[2], ("j1", 2, 0), "finished", dealt=[(1, 0, version)])
+    deployed = {
+        (spec.name, spec.index, spec.attempt)
+        for worker in workers
+        for each in worker.got(DeployTasks)
+        for spec in each.tasks
+        if spec.attempt > 1
+    }
+    assert sorted(deployed) == again
