@@ -314,6 +314,18 @@ class InputGate:
         """Whether its channels are the splits of a source."""
         return self._splits is not None
 
+    @property
+    def guaranteed(self) -> bool:
+        """No row may be missing."""
+        return self._guaranteed
+
+    def late_from(self, channel: InputChannel) -> int | None:
+        """Rows of the channel that are late, and not before that time, are so since its producer has
+        restarted; None: none are."""
+        if self._guaranteed:
+            return channel.rows.repeats_from
+        return BEGINNING_OF_TIME if self.valve.lags(channel.number) else None
+
     def positions(self) -> list[SplitPosition]:
         """(Between elements.) How far the task is in each split, if its channels are splits."""
         return [] if self._splits is None else self._splits.snapshot()
@@ -491,6 +503,7 @@ class InputGate:
             case QueuedWatermark(row=row):
                 self._require_rows(channel, row)
                 time, idle = notice.take()
+                channel.rows.reach(time, idle=idle)
                 if self._splits is None:
                     self.marked |= self.valve.update(channel.number, time, idle)
             case QueuedLatency(marker=LatencyMarker() as marker):

@@ -17,6 +17,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from minishuffle.exchange.watermarks import BEGINNING_OF_TIME
+from minishuffle.ids import FIRST_ATTEMPT
+
 __all__ = ["NO_VERSION", "ChannelRows", "RetainedRowNumbers", "RowNumbers"]
 
 NO_VERSION: Final = 0
@@ -43,7 +46,7 @@ class RowNumbers:
     most once, and the numbers that are given out ascend.
     """
 
-    __slots__ = ("_finished", "_half", "at", "begun", "lost", "missed", "next", "version")
+    __slots__ = ("_finished", "_half", "at", "begun", "lost", "missed", "next", "repeats_from", "version")
 
     def __init__(self) -> None:
         self.version = NO_VERSION
@@ -57,6 +60,9 @@ class RowNumbers:
         """Rows before ``next`` that did not come, and have not come once more either."""
         self.lost = 0
         """Rows that were missed, and then left out when they came once more; in all versions."""
+        self.repeats_from: int | None = None
+        """The watermark of a producer that makes rows once more in another version, as it has said in that;
+        None: it does not, or was idle since. Rows behind it that are late came in time before."""
         self._half = 0
         self._finished = False
 
@@ -108,6 +114,11 @@ class RowNumbers:
                 self.missed = 0
         return min(rows, known - begin) if begin < known else 0
 
+    def reach(self, time: int, *, idle: bool) -> None:
+        """The producer has sent a watermark."""
+        if self.repeats_from is not None:
+            self.repeats_from = None if idle else max(self.repeats_from, time)
+
     def finish(self) -> None:
         """The end has come: whatever comes once more is left out."""
         self._finished = True
@@ -140,6 +151,8 @@ class RetainedRowNumbers(RowNumbers):
 
     def attach(self, version: int) -> int:
         self.begun = False
+        if FIRST_ATTEMPT < version != self._attached:
+            self.repeats_from = BEGINNING_OF_TIME
         self._attached = version
         return 0
 

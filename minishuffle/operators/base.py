@@ -269,6 +269,9 @@ class TaskContext:
     nobody looks at them."""
     async_calls: Callable[[], AsyncCalls] | None = None
     """Makes the loop of an operator that calls asynchronous functions."""
+    repeats_from: Callable[[], int | None] = lambda: None
+    """Records in hand that are late, and not before that time, came in time before: their producer makes them
+    once more. None: there are no such records."""
     alone: Callable[[Any], str | None] | None = None
     """To be called before a function takes a record that is of no batch, while a row is looked for that ends
     the process: gives why this record does, and is to be left out; None: it is not. None: nobody looks."""

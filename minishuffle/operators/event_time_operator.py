@@ -251,7 +251,10 @@ class EventTimeOperator(RecordOperator):
         late = self.late(timed, self.progress.inputs[input])
         if late is not None and late.any():
             assert timed.times is not None
-            self._take_late(batch.mask(late), timed.times[late], input, emit)
+            again = self.context.repeats_from()
+            late_itself = late if again is None else late & (timed.times < again)
+            if late_itself.any():
+                self._take_late(batch.mask(late_itself), timed.times[late_itself], input, emit)
             timed = timed.mask(~late)
             if not len(timed):
                 return

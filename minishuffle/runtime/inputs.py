@@ -17,6 +17,7 @@ from typing import Protocol, TypeAlias
 import pyarrow as pa
 
 from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.elements import WHOLE, decode
 from minishuffle.exchange.gate import Element, SplitChange
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
@@ -56,6 +57,8 @@ class ReadGate(Protocol):
 
     def poll(self) -> Element | None: ...
 
+    def late_from(self, channel: InputChannel) -> int | None: ...
+
     def is_aligned(self, barrier: int) -> bool: ...
 
     def is_held(self, barrier: int) -> bool: ...
@@ -89,16 +92,16 @@ class _Run:
     """Batches, at least one, that are taken as one."""
 
     batches: list[Batch]
-    lagging: bool
+    late_from: int | None
     """See :class:`Inputs`."""
     rows: int
     bytes: int
 
-    def takes(self, batch: Batch, lagging: bool) -> bool:
+    def takes(self, batch: Batch, late_from: int | None) -> bool:
         """Whether that batch is alike, and may be the next one."""
         first = self.batches[0]
         if (
-            self.lagging != lagging
+            self.late_from != late_from
             or (first.times is None) != (batch.times is None)
             or (first.keys is None) != (batch.keys is None)
         ):
@@ -145,8 +148,9 @@ class Inputs:
         self._by_channel = by_channel
         self.repeated = {gate.input for gate in gates if gate.kept}
         """Numbers of inputs that the next attempt gets all of again."""
-        self.lagging = False
-        """The last batch comes from a new producer that has yet to come as far as the rest."""
+        self.late_from: int | None = None
+        """Records of the last batch that are late, and not before that time, are so since their producer has
+        restarted; None: none are."""
         self.drained = False
         """The last :meth:`poll` has looked into the one gate that is read, and left nothing there."""
         self._ready: deque[tuple[int, Mark | _Run]] = deque()
@@ -187,11 +191,11 @@ class Inputs:
         number, item = ready.popleft()
         if isinstance(item, Mark):
             return number, item
-        self.lagging = item.lagging
+        self.late_from = item.late_from
         if len(item.batches) == 1:
             return number, item.batches[0]
         first, *others = item.concat()
-        ready.extendleft((number, _Run([each], item.lagging, len(each), 0)) for each in reversed(others))
+        ready.extendleft((number, _Run([each], item.late_from, len(each), 0)) for each in reversed(others))
         return number, first
 
     def took(self, seconds: float, rows: int) -> None:
@@ -277,18 +281,18 @@ class Inputs:
         ):
             each.input.reached = time
             self._ready.append((number, Reached(time)))
-        lagging = not are_splits and gate.valve.lags(element.channel.number)
+        late_from = None if are_splits else gate.late_from(element.channel)
         batch = decode(element.format, element.rows, element.payload)
         if element.skip:
             batch = batch.slice(element.skip, element.rows)
         size = None if are_splits else _small_bytes(element, batch)
         run = self._ready[-1][1] if size is not None and self._ready else None
-        if isinstance(run, _Run) and run.takes(batch, lagging):
+        if isinstance(run, _Run) and run.takes(batch, late_from):
             run.batches.append(batch)
             run.rows += len(batch)
             run.bytes += size or 0
         else:
-            run = _Run([batch], lagging, len(batch), size or 0)
+            run = _Run([batch], late_from, len(batch), size or 0)
             self._ready.append((number, run))
         more = size is not None and run.rows < self._rows_together and run.bytes < TAKEN_BYTES
         return run if more else None

@@ -19,6 +19,7 @@ from minishuffle.connectors.pushed import TakenSink
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import described
 from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.elements import WHOLE, Part, read_header, unpinned
 from minishuffle.exchange.gate import Element
 from minishuffle.exchange.hotkeys import HotKeys
@@ -101,6 +102,9 @@ class _HandOver:
                 break
             self.marked |= self.valve.update(0, *item)
         return None
+
+    def late_from(self, channel: InputChannel) -> None:
+        """Nothing restarts."""
 
     def is_aligned(self, barrier: int) -> bool:
         """There are no barriers."""

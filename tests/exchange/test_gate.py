@@ -11,6 +11,7 @@ import pytest
 from minishuffle.errors import PeerLost, RemoteProtocolError, StateLost
 from minishuffle.exchange.channels import Attached, LocalBuffer
 from minishuffle.exchange.elements import ELEMENT_HEADER
+from minishuffle.exchange.watermarks import BEGINNING_OF_TIME
 from minishuffle.wire.frames import BARRIER_EVENT, WATERMARK_EVENT, EventKind
 from support.interleave import interleaved
 from support.links import consumer_of
@@ -489,6 +490,32 @@ def test_a_task_that_has_finished_stays_attached_until_its_producers_know_what_i
         setup.gate.make_stable(setup.gate.taken())
         assert read.attachment is None
         setup.gate.close()
+
+
+def test_a_gate_says_which_late_rows_a_producer_makes_once_more(make_setup: type[Setup]) -> None:
+    """Those behind the watermark that it has given with them; until it is idle."""
+    setup = make_setup(remote=1, version=1, tolerant=True, guaranteed=True)
+    (channel,) = setup.remotes
+
+    def watermark(time: int, idle: bool = False) -> None:
+        assert channel.attachment is not None
+        channel.deliver_event(channel.attachment, WATERMARK_EVENT.pack(EventKind.WATERMARK, idle, time), 0)
+        assert setup.rows() == []
+
+    watermark(9)
+    assert setup.gate.late_from(channel) is None and setup.gate.valve.watermark == 9
+    setup.request(channel, generation=2, version=1)
+    watermark(9)
+    assert setup.gate.late_from(channel) is None, "the same rows go on"
+    setup.request(channel, generation=3, version=3)
+    assert setup.rows() == [] and setup.gate.late_from(channel) == BEGINNING_OF_TIME
+    watermark(4)
+    assert setup.gate.late_from(channel) == 4 and setup.gate.valve.watermark == 9
+    setup.request(channel, generation=4, version=3)
+    assert setup.rows() == [] and setup.gate.late_from(channel) == 4
+    watermark(4, idle=True)
+    assert setup.gate.late_from(channel) is None
+    setup.gate.close()
 
 
 def test_a_task_goes_on_in_each_channel_where_its_snapshot_says(make_setup: type[Setup]) -> None:

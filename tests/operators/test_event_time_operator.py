@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +98,24 @@ def test_late_records_end_the_job_if_there_are_to_be_none() -> None:
         "late='side', which has them in .late"
     )
     assert (context.counters.records_late, context.counters.late_dropped) == (1, 0)
+
+
+@pytest.mark.parametrize("policy", ["drop", "side", "fail"])
+def test_late_records_that_came_in_time_before_are_left_out_whatever_becomes_of_late_ones(
+    policy: Any,
+) -> None:
+    """Their producer makes them once more; what is late by its own word is so every time."""
+    operator, context = Taking([BESIDE], [Late(policy, "late")]), TaskContext("job", "task", 0, 1, 1)
+    context = replace(context, repeats_from=lambda: 3)
+    operator.open(context)
+    out: list[Any] = []
+    operator.on_mark(Watermark(5), 0, collecting(out))
+    operator.process(timed(3, 5), 0, collecting(out))
+    operator.process(timed(4, 6), 0, collecting(out))
+    assert out == [["at 5"], Watermark(4), [("row 6", 6)]] and context.counters.records_late == 0
+    with pytest.raises(LateRecord) if policy == "fail" else nullcontext():
+        operator.process(timed(2, 3), 0, out.append)
+    assert context.counters.records_late == 1
 
 
 def test_the_producer_of_the_records_decides_where_it_is_ahead() -> None:

@@ -32,6 +32,9 @@ class Gate:
         self.finished = False
         self.split_changes: deque[tuple[int, str]] | None = deque() if splits else None
 
+    def late_from(self, channel: Any) -> None:
+        """Nothing restarts."""
+
     def poll(self) -> Element | None:
         while self.script:
             match self.script.popleft():

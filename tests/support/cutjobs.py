@@ -114,6 +114,9 @@ class _Gate:
     def finished(self) -> bool:
         return all(channel.ended for channel in self.channels.values())
 
+    def late_from(self, channel: Any) -> None:
+        """Nothing restarts."""
+
     def poll(self) -> _Element | None:
         ready = [channel for channel in self.channels.values() if channel.queue]
         if not ready:

@@ -172,6 +172,8 @@ class Task:
     _poison: PoisonWatch | None = field(default=None, init=False)
     """Its search for such rows, while it lasts."""
     _inputs: Inputs | None = field(default=None, init=False)
+    _repeats_from: int | None = field(default=None, init=False)
+    """See :attr:`TaskContext.repeats_from`."""
     _reader: SourceReader | None = field(default=None, init=False)
     _loops: list[LoopCalls] = field(default_factory=list, init=False)
     """The loops of its asynchronous functions."""
@@ -419,6 +421,7 @@ class Task:
             files=self.files,
             put_aside=chain.put_aside,
             async_calls=self._loop_calls,
+            repeats_from=lambda: self._repeats_from,
         )
 
     def _contexts(self, context: TaskContext, metrics: Sequence[UserMetrics]) -> Iterator[TaskContext]:
@@ -596,8 +599,10 @@ class Task:
             else:
                 counters.records_in += len(item.payload)
                 late, began = counters.late_dropped, time.monotonic()
+                is_guaranteed = inputs.late_from is not None and any(gate.guaranteed for gate in self.gates)
+                self._repeats_from = inputs.late_from if is_guaranteed else None
                 self._take(item, entrances[number], chain, repeated=number in inputs.repeated)
-                if inputs.lagging:
+                if inputs.late_from is not None and not is_guaranteed:
                     self._rows.drop_late(counters.late_dropped - late)
                 counters.last_input_at = time.monotonic()
                 if self._poison is None:  # else rows of several channels would be in hand together

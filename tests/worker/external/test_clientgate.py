@@ -418,4 +418,4 @@ def test_a_task_reads_what_programs_write_split_by_split() -> None:
     taken = []
     while (item := inputs.poll()) is not None:
         taken.append(item[1])
-    assert shown(taken[-1]) == ["a"] and not inputs.lagging
+    assert shown(taken[-1]) == ["a"] and inputs.late_from is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from math import inf
 from pathlib import Path
 from threading import Event, Lock
@@ -198,6 +199,25 @@ async def test_a_keyed_count_is_right_whichever_task_is_lost(site: Site, lost: l
         latest = attempt(operator, index, number=4)
         steps = {step for each, step in site.recovered if each == latest}
         assert steps >= ({"first record", "replayed"} if operator else {"first record"})
+
+
+async def test_what_windows_give_once_more_is_not_late_at_those_behind_them(site: Site) -> None:
+    """A lost task sends those behind its snapshot again, and event time has gone on at its consumers."""
+    Held.may_end.clear()
+    numbers = Stream.source(Held()).event_time(lambda row: datetime.fromtimestamp(row, UTC))
+    windows = numbers.key_by(lambda row: row % KEYS).window(timedelta(seconds=100)).count()
+    again = windows.key_by(lambda row: 0).window(timedelta(seconds=100), late="fail").count()
+    recovery = Recovery(site, again.to_count())
+    for _ in range(3):
+        rows = recovery.read(2, 0)
+        await site.until(lambda rows=rows: recovery.read(2, 0) > rows + 2 * KEYS)
+        recovery.lose((1, 0))
+    Held.may_end.set()
+    await site.finish()
+    recovery.close()
+    behind = [site.deployment.attempts[attempt(2, index)].task.read_counters() for index in (0, 1)]
+    assert sum(each.rows_again for each in behind) > 0
+    assert [(each.records_late, each.rows_dropped) for each in behind] == [(0, {}), (0, {})]
 
 
 class FilesRecovery(Recovery):
