@@ -408,8 +408,8 @@ def wait_until_ready(child: Child, deadline: float) -> dict[str, Any]:
         if time.monotonic() > deadline:
             tail = child.tail()
             raise ResourceExhausted(
-                f"{child.name} (pid {child.pid}) was not ready in time: see how busy this machine is, or "
-                "give it more time (startup_timeout of LocalCluster); it has written "
+                f"{child.name} (pid {child.pid}) was not ready in time: see how busy this machine is, and "
+                "try again, or start it from a program, LocalCluster(startup_timeout=...); it has written "
                 + (f"\n{tail}" if tail else "nothing")
             )
         time.sleep(POLL_SECONDS)
