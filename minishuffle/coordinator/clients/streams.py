@@ -358,7 +358,7 @@ class Streams:
         self, link: int, request: int, stream: _Stream, message: OpenUpstream, at: float
     ) -> list[Instruction]:
         if not stream.lets_in(message.write, message.partition):
-            raise UsageError(f"stream {stream.name!r} has ended: it was committed already")
+            raise _committed(stream)
         if message.schema_message != stream.schema_message:
             raise UsageError(f"what is written to stream {stream.name!r} does not have its schema")
         self._claim(stream, message.write)
@@ -446,7 +446,7 @@ class Streams:
             return
         if stream.writer not in ("", write):
             if stream.ended:
-                raise UsageError(f"stream {stream.name!r} has ended: it was committed already")
+                raise _committed(stream)
             raise UsageError(
                 f"stream {stream.name!r} is being written by another save: a bounded stream takes one; wait "
                 f"for its end, or cancel job {stream.job.id} and submit it again if that save is gone"
@@ -613,8 +613,7 @@ class Streams:
             return []  # :meth:`remove` refuses it with the cause, which the worker does not know
         self._pending.close(message.ticket)
         if isinstance(question.by, _Write):
-            self._begun(question.by)
-            return []
+            return self._begun(question.by)
         if isinstance(message, WriteEnded):
             return self._ended(question.by, message)
         return []
@@ -663,13 +662,24 @@ class Streams:
         )
         return self._pending.answer(pending, opened)
 
-    def _begun(self, write: _Write) -> None:
+    def _begun(self, write: _Write) -> list[Instruction]:
+        """Let those in that waited until every subtask knows of the write, unless the stream has ended."""
         write.open_answers -= 1
-        if write.open_answers:
-            return
-        for pending in self._pending.of(_PendingWrite):
-            if pending.opening is not None and pending.opening.write is write:
-                self._expect(pending, pending.opening.message)
+        waiting = [] if write.open_answers else list(self._pending.of(_PendingWrite))
+        refused: list[Instruction] = []
+        for pending in waiting:
+            if (opening := pending.opening) is None or opening.write is not write:
+                continue
+            if pending.stream.lets_in(opening.message.write, opening.message.partition):
+                self._expect(pending, opening.message)
+            else:
+                refused.append(self._pending.refuse(pending, _committed(pending.stream)))
+        return refused
+
+
+def _committed(stream: _Stream) -> UsageError:
+    """Why nothing more is let in."""
+    return UsageError(f"stream {stream.name!r} has ended: it was committed already")
 
 
 def _is_of(write: str, split: str) -> bool:

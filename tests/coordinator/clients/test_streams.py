@@ -226,6 +226,22 @@ def test_a_client_that_is_gone_does_not_wait_for_a_write_to_begin(cluster: FakeC
     assert not pair[0].got(ExpectUpstream)
 
 
+def test_nobody_is_let_in_who_waited_for_a_write_to_begin_when_its_stream_was_ended(
+    cluster: FakeCluster, pair: Any
+) -> None:
+    cluster.writes_begin = False
+    cluster.submit(graph("orders", bounded=False))
+    cluster.report_all("j1", "running")
+    request = cluster.ask(opening())
+    cluster.ask(EndStream(stream="orders"))
+    answer_ends(cluster, pair)
+    for worker in pair:
+        begun(cluster, worker)
+    reply = cluster.reply(request)
+    assert isinstance(reply, Failure) and "stream 'orders' has ended: it was committed already" in reply.text
+    assert not pair[0].got(ExpectUpstream)
+
+
 def test_a_batch_is_committed_also_after_its_stream_without_end_was_ended(
     cluster: FakeCluster, pair: Any
 ) -> None:
