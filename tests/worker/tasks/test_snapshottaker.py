@@ -364,7 +364,8 @@ async def test_a_durable_snapshot_frees_rows_whose_results_no_reader_has_taken_i
     stream = Stream.source(Repeating()).rebalance().map(lambda n: {"n": n}).to_table({"n": "int64"})
     job, sinks = Recovery(site, stream.to_spark("result")), [attempt(1, 0), attempt(1, 1)]
     deployment = site.deployment
-    await site.until(lambda: all(deployment.spools[key].rows for key in sinks))
+    gates = [deployment.attempts[key].gates[0] for key in sinks]
+    await site.until(lambda: all(gate.taken()[0].row > 2_000 for gate in gates))  # more than a block
     site.pass_barrier()
     await site.until(lambda: all(key in site.made for key in sinks))
     if is_wanted:
@@ -482,9 +483,14 @@ async def test_each_durable_snapshot_frees_such_rows_while_their_worker_retains_
     partition = deployment.attempts[attempt(0, 0)].partition(0)
     assert isinstance(partition, RetainedPartition)
     deployment.want_snapshots()
+    gates = [deployment.attempts[key].gates[0] for key in sinks]
     for number in (1, 2):
-        freed, most = [each.freed for each in partition.subpartitions], max(partition.written())
-        await site.until(lambda most=most: min(partition.written()) > most)
+        freed = [each.freed for each in partition.subpartitions]
+        await site.until(  # more than a block
+            lambda freed=freed: all(
+                gate.taken()[0].row > before + 2_000 for gate, before in zip(gates, freed, strict=True)
+            )
+        )
         site.made.clear()
         site.pass_barrier(number)
         await site.until(lambda: all(key in site.made for key in sinks))
