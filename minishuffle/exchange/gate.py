@@ -503,9 +503,9 @@ class InputGate:
             case QueuedWatermark(row=row):
                 self._require_rows(channel, row)
                 time, idle = notice.take()
-                channel.rows.reach(time, idle=idle)
                 if self._splits is None:
                     self.marked |= self.valve.update(channel.number, time, idle)
+                channel.rows.reach(time, idle=idle, watermark=self.valve.watermark)
             case QueuedLatency(marker=LatencyMarker() as marker):
                 notice.taken = True
                 self.on_latency(marker)

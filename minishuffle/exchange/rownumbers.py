@@ -46,7 +46,10 @@ class RowNumbers:
     most once, and the numbers that are given out ascend.
     """
 
-    __slots__ = ("_finished", "_half", "at", "begun", "lost", "missed", "next", "repeats_from", "version")
+    __slots__ = (
+        *("_finished", "_half", "at", "begun", "lost", "missed", "next"),
+        *("repeats_from", "repeats_to", "version"),
+    )
 
     def __init__(self) -> None:
         self.version = NO_VERSION
@@ -62,7 +65,9 @@ class RowNumbers:
         """Rows that were missed, and then left out when they came once more; in all versions."""
         self.repeats_from: int | None = None
         """The watermark of a producer that makes rows once more in another version, as it has said in that;
-        None: it does not, or was idle since. Rows behind it that are late came in time before."""
+        None: it does not, or has caught up. Rows behind it that are late came in time before."""
+        self.repeats_to = 0
+        """The number behind the rows that came of a version before."""
         self._half = 0
         self._finished = False
 
@@ -114,10 +119,12 @@ class RowNumbers:
                 self.missed = 0
         return min(rows, known - begin) if begin < known else 0
 
-    def reach(self, time: int, *, idle: bool) -> None:
-        """The producer has sent a watermark."""
+    def reach(self, time: int, *, idle: bool, watermark: int) -> None:
+        """The producer has sent a watermark, and that of all channels together is ``watermark`` by now. Once
+        it is as far, and behind the rows that came before, it has caught up."""
         if self.repeats_from is not None:
-            self.repeats_from = None if idle else max(self.repeats_from, time)
+            has_caught_up = self.begun and self.at >= self.repeats_to and time >= watermark
+            self.repeats_from = None if idle or has_caught_up else max(self.repeats_from, time)
 
     def finish(self) -> None:
         """The end has come: whatever comes once more is left out."""
@@ -162,6 +169,7 @@ class RetainedRowNumbers(RowNumbers):
         missed = max(0, row - self.next)
         if self._attached != self.version and not self._finished:
             self.again += max(0, self.next - row)
+            self.repeats_to = self.next
             self.next = row
             self.version = self._attached
         self.at, self.begun = row, True

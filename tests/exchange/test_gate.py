@@ -493,7 +493,7 @@ def test_a_task_that_has_finished_stays_attached_until_its_producers_know_what_i
 
 
 def test_a_gate_says_which_late_rows_a_producer_makes_once_more(make_setup: type[Setup]) -> None:
-    """Those behind the watermark that it has given with them; until it is idle."""
+    """Those behind the watermark that it has given with them; until it has caught up, or is idle."""
     setup = make_setup(remote=1, version=1, tolerant=True, guaranteed=True)
     (channel,) = setup.remotes
 
@@ -502,6 +502,8 @@ def test_a_gate_says_which_late_rows_a_producer_makes_once_more(make_setup: type
         channel.deliver_event(channel.attachment, WATERMARK_EVENT.pack(EventKind.WATERMARK, idle, time), 0)
         assert setup.rows() == []
 
+    setup.arrive(channel, setup.element([0, 1]), rows=2)
+    assert setup.rows() == [0, 1]
     watermark(9)
     assert setup.gate.late_from(channel) is None and setup.gate.valve.watermark == 9
     setup.request(channel, generation=2, version=1)
@@ -513,6 +515,17 @@ def test_a_gate_says_which_late_rows_a_producer_makes_once_more(make_setup: type
     assert setup.gate.late_from(channel) == 4 and setup.gate.valve.watermark == 9
     setup.request(channel, generation=4, version=3)
     assert setup.rows() == [] and setup.gate.late_from(channel) == 4
+    setup.arrive(channel, setup.element([0]))
+    assert setup.rows() == [0]
+    watermark(9)
+    assert setup.gate.late_from(channel) == 9, "one of the two rows is yet to come"
+    setup.arrive(channel, setup.element([1]))
+    assert setup.rows() == [1]
+    watermark(9)
+    assert setup.gate.late_from(channel) is None
+    setup.request(channel, generation=5, version=5)
+    watermark(4)
+    assert setup.gate.late_from(channel) == 4
     watermark(4, idle=True)
     assert setup.gate.late_from(channel) is None
     setup.gate.close()
