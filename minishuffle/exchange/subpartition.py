@@ -287,8 +287,8 @@ class PipelinedSubpartition:
         before = self.view
         if before is not None:
             before.end()
-        if not self.available:  # What the writer leaves out now is not to follow what it wrote just before.
-            self._discard_queued()
+        if not (self.available or self._discarded):
+            self._discard_queued()  # what the writer leaves out now is not to follow what it wrote before
         self.view = view = PipelinedView(self, generation, self._state.events(), on_available, on_failed)
         view.attempt, view.whole = attempt, whole
         self._lost = None
