@@ -220,6 +220,20 @@ async def test_what_windows_give_once_more_is_not_late_at_those_behind_them(site
     assert [(each.records_late, each.rows_dropped) for each in behind] == [(0, {}), (0, {})]
 
 
+def kept(source: Numbers) -> Any:
+    """Results that are kept for readers."""
+    rows = Stream.source(source).rebalance().map(lambda n: {"n": n})
+    return rows.to_table({"n": "int64"}).to_spark("result")
+
+
+async def end_kept(site: Site, job: Recovery) -> None:
+    """End a job although nobody has read what is kept."""
+    site.made.clear()
+    job.close()
+    await site.close()
+    site.deployment.drop_spools("j1")
+
+
 class FilesRecovery(Recovery):
     """A coordinator that lists files, too."""
 
@@ -361,8 +375,7 @@ async def test_a_durable_snapshot_frees_rows_whose_results_no_reader_has_taken_i
     """A sink that is lost then asks for rows that are not there any more, for which the whole job goes back.
     Else they are retained for it."""
     site = site_of()
-    stream = Stream.source(Repeating()).rebalance().map(lambda n: {"n": n}).to_table({"n": "int64"})
-    job, sinks = Recovery(site, stream.to_spark("result")), [attempt(1, 0), attempt(1, 1)]
+    job, sinks = Recovery(site, kept(Repeating())), [attempt(1, 0), attempt(1, 1)]
     deployment = site.deployment
     gates = [deployment.attempts[key].gates[0] for key in sinks]
     await site.until(lambda: all(gate.taken()[0].row > 2_000 for gate in gates))  # more than a block
@@ -388,10 +401,7 @@ async def test_a_durable_snapshot_frees_rows_whose_results_no_reader_has_taken_i
         assert error is not None and error.code == StateLost.code
     else:
         await site.until(lambda: deployment.spools[again].rows > spool.rows)
-    site.made.clear()
-    job.close()
-    await site.close()
-    deployment.drop_spools("j1")
+    await end_kept(site, job)
 
 
 class Resting(Numbers):
@@ -412,8 +422,7 @@ async def test_a_durable_snapshot_never_has_a_sink_that_waits_for_rows_which_ano
 ) -> None:
     """No row follows those that the sink was lost with: the barrier tells it that they are gone."""
     site = site_of()
-    stream = Stream.source(Resting()).rebalance().map(lambda n: {"n": n}).to_table({"n": "int64"})
-    job, sinks = Recovery(site, stream.to_spark("result")), [attempt(1, 0), attempt(1, 1)]
+    job, sinks = Recovery(site, kept(Resting())), [attempt(1, 0), attempt(1, 1)]
     deployment = site.deployment
     await site.until(lambda: sum(deployment.spools[key].rows for key in sinks) == 1_000)
     site.pass_barrier()
@@ -433,10 +442,7 @@ async def test_a_durable_snapshot_never_has_a_sink_that_waits_for_rows_which_ano
     await site.until(lambda: again in site.made or again in site.outcomes)
     error = site.outcomes[again].error if again in site.outcomes else None
     assert error is not None and error.code == StateLost.code
-    site.made.clear()
-    job.close()
-    await site.close()
-    deployment.drop_spools("j1")
+    await end_kept(site, job)
 
 
 async def test_a_durable_snapshot_frees_no_such_rows_of_another_version_than_the_oldest_local_one_has(
@@ -444,8 +450,7 @@ async def test_a_durable_snapshot_frees_no_such_rows_of_another_version_than_the
 ) -> None:
     """The rows of that version may begin before those that the local snapshot counts: nobody would notice."""
     site = site_of()
-    stream = Stream.source(Repeating()).rebalance().map(lambda n: {"n": n}).to_table({"n": "int64"})
-    job, sinks = Recovery(site, stream.to_spark("result")), [attempt(1, 0), attempt(1, 1)]
+    job, sinks = Recovery(site, kept(Repeating())), [attempt(1, 0), attempt(1, 1)]
     deployment = site.deployment
     takers = [taker for key in sinks if (taker := deployment.attempts[key].task.snapshots) is not None]
     await site.until(lambda: all(len(taker._machine.numbers) > 1 for taker in takers))
@@ -465,10 +470,7 @@ async def test_a_durable_snapshot_frees_no_such_rows_of_another_version_than_the
     deployment.want_snapshots()
     deployment.cut_complete(CutComplete(term=1, job="j1", savepoint=1, kept=1))
     assert [each.freed for each in partition.subpartitions] == before
-    site.made.clear()
-    job.close()
-    await site.close()
-    deployment.drop_spools("j1")
+    await end_kept(site, job)
 
 
 async def test_each_durable_snapshot_frees_such_rows_while_their_worker_retains_much(
@@ -477,8 +479,7 @@ async def test_each_durable_snapshot_frees_such_rows_while_their_worker_retains_
     """The worker says once that it does: the first one may free too little."""
     monkeypatch.setattr(RetainedBytes, "needs_room", True)
     site = site_of()
-    stream = Stream.source(Repeating()).rebalance().map(lambda n: {"n": n}).to_table({"n": "int64"})
-    job, sinks = Recovery(site, stream.to_spark("result")), [attempt(1, 0), attempt(1, 1)]
+    job, sinks = Recovery(site, kept(Repeating())), [attempt(1, 0), attempt(1, 1)]
     deployment = site.deployment
     partition = deployment.attempts[attempt(0, 0)].partition(0)
     assert isinstance(partition, RetainedPartition)
@@ -497,10 +498,7 @@ async def test_each_durable_snapshot_frees_such_rows_while_their_worker_retains_
         deployment.cut_complete(CutComplete(term=1, job="j1", savepoint=number, kept=number))
         for each, before in zip(partition.subpartitions, freed, strict=True):
             assert each.freed > before
-    site.made.clear()
-    job.close()
-    await site.close()
-    deployment.drop_spools("j1")
+    await end_kept(site, job)
 
 
 async def test_snapshots_free_what_fills_the_bound_of_a_worker(site_of: type[Site]) -> None:
