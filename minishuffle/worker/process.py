@@ -431,14 +431,15 @@ class Worker:
                 self.coordinator.end(reason)
 
     def _save(self, message: CheckFolder | WriteState | CutComplete | TakeSnapshots) -> None:
-        attempts = [each for each in self._deployment.attempts.values() if each.id.subtask.job == message.job]
         match message:
             case TakeSnapshots():
                 self._deployment.want_snapshots(message.job)
             case CheckFolder():
                 self._savepoints.check(message)
             case WriteState():
-                self._savepoints.begin(message, [each.paths for each in attempts])
+                attempts = self._deployment.attempts.values()
+                here = [each.paths for each in attempts if each.id.subtask.job == message.job]
+                self._savepoints.begin(message, here)
             case CutComplete():
                 self._deployment.cut_complete(message)
 

@@ -517,7 +517,7 @@ class Job:
             if asked == "replayed" and not self.stopping:
                 self._restart(task, at, "with those beside it")
             elif producer is not None and not self.stopping:
-                self._restart(task, at, f"with {producer}, which deals its rows out anew")
+                self._restart_dealt(task, producer, at)
         elif message.state != "running":
             if self.state == "canceling" and self.subtasks.keep_result(task, message.result):
                 task.listed(message.counters.rows_in_result)
@@ -1494,8 +1494,12 @@ class Job:
         while pending:
             producer = self.subtasks[pending.pop()]
             for task in self.ends.dealt_otherwise(producer):
-                self._restart(task, at, f"with {producer}, which deals its rows out anew")
+                self._restart_dealt(task, producer, at)
                 pending.append(task.key)
+
+    def _restart_dealt(self, task: Subtask, producer: Subtask, at: float) -> None:
+        """A finished consumer runs again, as it may get other rows of a producer's next attempt."""
+        self._restart(task, at, f"with {producer}, which deals its rows out anew")
 
     def _restart(
         self, task: Subtask, at: float, where: str, *, due: float | None = None, reason: str = ""

@@ -152,7 +152,7 @@ class SnapshotWriter:
         return True
 
     @property
-    def named(self) -> int:
+    def last_holder(self) -> int:
         """(Any thread.) The number of the holder that was named last; 0: none was."""
         return self._last
 

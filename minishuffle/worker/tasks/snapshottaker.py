@@ -260,7 +260,7 @@ class SnapshotTaker:
 
         Raises: as ``freeze``.
         """
-        holder = self.writer.named  # before the look at what was said: one that is named meanwhile is another
+        holder = self.writer.last_holder  # before the look at what was said
         if not self._rests:  # else the task would stand for all of that
             self._hear()
         is_alone = not self._machine.has_holder or self._is_left()
@@ -519,7 +519,7 @@ class SnapshotTaker:
         the task be lost before these have come, it asks for rows that are not there any more, and the whole
         job goes back."""
         cut = self._cut
-        is_same = self.writer.named == cut.holder and not self.writer.is_read
+        is_same = self.writer.last_holder == cut.holder and not self.writer.is_read
         is_free = freed and cut.is_alone and is_same
         if cut.number == number and cut.taken and (is_free or self._waits_for_readers(cut)):
             self._outdated = cut.newest
