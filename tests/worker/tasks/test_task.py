@@ -478,7 +478,8 @@ async def test_state_is_taken_at_a_barrier_that_passes_and_written_while_rows_go
     attempts, counts = site.deployment.attempts, [attempt(1, 0), attempt(1, 1)]
     await site.until(lambda: all(attempts[key].task.counters.records_in > 10_000 for key in counts))
     site.pass_barrier()
-    await site.until(lambda: site.made.keys() >= {*counts})
+    sources = [attempt(0, 0), attempt(0, 1)]
+    await site.until(lambda: site.made.keys() >= {*counts} and site.saved.keys() >= {*sources})
     rows = sum(each.position for index in (0, 1) for each in site.saved[attempt(0, index)].positions)
     made = [part.batch for key in counts for parts in site.made[key].parts.values() for part in parts]
     assert sum(sum(batch.column("value").to_pylist()) for batch in made) == rows
